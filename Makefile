@@ -40,9 +40,10 @@ COUNT := 10000
 fuzz: $(VENV)/installed-dev
 	TAILGATE_FUZZ=$(COUNT) $(PYTEST) tests/fuzz $(ARGS)
 
-# A million requests through one run, half an hour on two quiet processors: what grows?
+# REQUESTS requests through one run, half an hour on two quiet processors: what grows?
+REQUESTS := 1000000
 day: $(VENV)/installed-dev
-	$(BIN)/python -m tests.faults.day $(ARGS)
+	TAILGATE_DAY=$(REQUESTS) $(BIN)/python -m pytest tests/faults/test_day.py $(ARGS)
 
 # RUNS runs in which something goes wrong, planned from SEED on, held against every promise: some 20 s each, minutes where
 # something is stopped for long. The files of runs that broke a promise go to build/faults.

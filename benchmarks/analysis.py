@@ -29,12 +29,14 @@ import pyarrow.compute as pc
 # First, since this file has the name of the package next to it.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.command import Ledger
 from benchmarks.simulation.records import EPOCH_NS, request_table
 from tailgate.analysis.arrays import Ints
 from tailgate.analysis.records.schemas import REQUESTS
 from tailgate.analysis.records.tables import RecordWriter
 from tailgate.analysis.report import write_reports
 from tailgate.analysis.summary.summary import analyze, write_summary
+from tailgate.loadtests.trials.environment import describe_environment
 
 METRIC = "e2e"
 SECONDS = 3600  # of a trial
@@ -141,13 +143,7 @@ def _peak_bytes() -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
 
-def alone(directory: Path) -> dict[str, Any]:
-    """Analyze in a fresh process."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(whole, directory).result()
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--requests", type=int, default=1_000_000, help="rows, both arms together (%(default)s)")
@@ -156,24 +152,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--requests is {options.requests}: give at least {2 * SECONDS}, one a second and arm")
     # One thread in the linear algebra, as on a machine that has other work to do.
     os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    with tempfile.TemporaryDirectory() as place:
+    ledger, spawn = Ledger(), multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as place, ProcessPoolExecutor(1, mp_context=spawn) as fresh:
         directory = Path(place) / "run"
         size = write_run(directory, requests=options.requests, seed=1)
-        print(f"{options.requests:,} requests, {size / 1e6:.0f} MB of records")
-        analyzed = alone(directory)
-        print(
-            f"analyze      {analyzed['seconds']:8.2f} s  ({analyzed['cpu_s']:.1f} of the processor)  "
-            f"{analyzed['added_mb']:6.0f} MB"
-        )
-    result = {
-        "benchmark": "analysis",
-        "requests": options.requests,
-        "records_mb": size / 1e6,
-        "analyze": analyzed,
-    }
-    print(json.dumps(result))
-    return 0
+        ledger.add("records", requests=options.requests, mb=size / 1e6)
+        ledger.add("analyze", **fresh.submit(whole, directory).result())
+    return ledger.finish("analysis", arguments, machine=describe_environment())
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

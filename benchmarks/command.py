@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import signal
 import sys
 import time
@@ -49,10 +50,8 @@ def parser_of(script: str, description: str | None, *, repeats: int) -> argparse
     return parser
 
 
-def finish(result: dict[str, Any]) -> int:
-    """Print the result as one JSON line; return the exit code."""
-    print(json.dumps(result), flush=True)
-    return 0 if result["ok"] else 1
+class MeasurementError(RuntimeError):
+    """A measurement cannot be trusted; the message says why."""
 
 
 def end_in_order() -> None:
@@ -90,9 +89,12 @@ class Ledger:
         if not reached:
             self.missed.append(f"{what} is {value:.4g}")
 
-    def result(self, benchmark: str, *, about: Row) -> Row:
-        """Return all results as one JSON object."""
-        return {"benchmark": benchmark, "ok": not self.missed, "missed": self.missed, **about, "results": self.rows}
+    def finish(self, benchmark: str, arguments: Sequence[str], **about: Any) -> int:
+        """Print all results as one JSON line; return the exit code."""
+        about = {"command": shlex.join(["python", f"benchmarks/{benchmark}.py", *arguments]), **about}
+        ended = {"benchmark": benchmark, "ok": not self.missed, "missed": self.missed, **about, "results": self.rows}
+        print(json.dumps(ended), flush=True)
+        return 1 if self.missed else 0
 
 
 def rounded(value: Any) -> Any:

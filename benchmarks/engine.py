@@ -13,22 +13,21 @@ from __future__ import annotations
 import argparse
 import gc
 import os
-import shlex
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from statistics import median
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if not __package__:  # as a script: the repository is importable
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.command import Ledger, Row, count, end_in_order, finish, parser_of, several, spread
-from benchmarks.floor import StepBytes, measure_bandwidth, step_bytes
+from benchmarks.command import Ledger, MeasurementError, count, end_in_order, parser_of, several, spread
 from tailgate.loadtests.commands.arm_flags import preset_arm
 from tailgate.loadtests.trials.environment import describe_environment
 from tailgate.servers.complaint import ConfigError
@@ -38,7 +37,6 @@ from tailgate.servers.presets import PRESETS
 from tailgate.servers.program import isolate_compiler
 
 if TYPE_CHECKING:  # torch is imported once the compiler's cache is chosen
-    from tailgate.servers.engine.in_process import Answers
     from tailgate.servers.engine.runner import ModelRunner
 
 LIMITS = ("engine.slots=32", "engine.max_prompt_tokens=1024", "engine.max_new_tokens=256")
@@ -74,8 +72,75 @@ def arm_of(options: argparse.Namespace) -> ArmConfig:
     return arm
 
 
-class MeasurementError(RuntimeError):
-    """A measurement cannot be trusted; the message says why."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepBytes:
+    """What a decode step must read and write, whatever code runs it.
+
+    weights: bytes of all parameters that a token passes through; quantised: of those the ones that are held in fewer
+    bits; position: bytes of keys and values that one position of one row holds in all layers. Activations and logits
+    are left out: they fit in the caches.
+    """
+
+    weights: int
+    position: int
+    quantised: int = 0
+
+    def total(self, *, batch: int, positions: float) -> float:
+        """Return the bytes of a step: weights once, keys and values of `positions` read, those of `batch` new ones
+        written."""
+        return self.weights + self.position * (positions + batch)
+
+    def floor_tokens_per_s(self, *, batch: int, positions: float, bytes_per_s: float) -> float:
+        """Return the tokens per second of a step that only moves its bytes."""
+        return batch * bytes_per_s / self.total(batch=batch, positions=positions)
+
+
+def step_bytes(model: Any) -> StepBytes:
+    """Return the bytes that a loaded Hugging Face causal model must move in a decode step.
+
+    An input embedding that is not the output matrix too does not count: a step reads one row of it a token.
+    """
+    from tailgate.servers.engine.quantisation import stored_bytes, weight_bytes  # brings torch along
+
+    config = model.config.get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    position = 2 * config.num_hidden_layers * heads * size * model.dtype.itemsize
+    embedding, output = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    every, quantised = weight_bytes(model)
+    weights = every if embedding is output else every - stored_bytes(embedding)
+    return StepBytes(weights=weights, position=position, quantised=quantised)
+
+
+def measure_bandwidth(device: Any, dtype: Any, *, tensor_bytes: int = 0, repeats: int = 15) -> dict[str, float]:
+    """Measure bytes per second on random data, medians: each is a lower bound of what the device can do.
+
+    copy: device to device, bytes read and bytes written; sum: a reduction to one number; matvec: a matrix times a
+    vector, as decode's projections at batch 1; best: the fastest of them, which the floor is computed with.
+    tensor_bytes 0: 4 GiB on a GPU, 256 MiB on a CPU, far past every cache. A GPU's stay with torch's allocator.
+    """
+    import torch
+
+    from tailgate.servers.reference import device_times
+
+    columns = 8192
+    rows = (tensor_bytes or (4 << 30 if device.type == "cuda" else 256 << 20)) // (dtype.itemsize * columns)
+    matrix = torch.empty((rows, columns), dtype=dtype, device=device).normal_()
+    target = torch.empty_like(matrix)
+    vector = torch.empty((1, columns), dtype=dtype, device=device).normal_()
+    held = rows * columns * dtype.itemsize
+
+    def rate(work: Callable[[], object], moved: int) -> float:
+        work()  # the first call picks a kernel
+        return moved / median(device_times(device, work, 1)[0] for _ in range(repeats))
+
+    with torch.no_grad():
+        rates = {
+            "copy": rate(lambda: target.copy_(matrix), 2 * held),
+            "sum": rate(matrix.sum, held),
+            "matvec": rate(lambda: torch.nn.functional.linear(vector, matrix), held),
+        }
+    return {**rates, "best": max(rates.values())}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,10 +159,10 @@ class SteadyDecode:
         return self.batch * self.steps / self.seconds
 
 
-def steady_decode(outputs: Sequence[StepOutput], prompt_tokens: dict[str, int], batch: int) -> SteadyDecode:
+def steady_decode(outputs: Sequence[StepOutput], prompt_tokens: int, batch: int) -> SteadyDecode:
     """Measure the decode steps with `batch` rows that followed on another such step, from emission to emission.
 
-    prompt_tokens: prompt length by request id. A step that waited behind a prefill, or that follows on a step with
+    prompt_tokens: the length of each prompt. A step that waited behind a prefill, or that follows on a step with
     fewer or more rows, does not count. Raises MeasurementError when there is none.
     """
     emitted: Counter[str] = Counter()
@@ -109,7 +174,7 @@ def steady_decode(outputs: Sequence[StepOutput], prompt_tokens: dict[str, int], 
         full = full and len(output.tokens) == batch
         if full and last_ns is not None:
             durations.append(output.emit_ns - last_ns)
-            positions.append(sum(prompt_tokens[name] + emitted[name] for name, _ in output.tokens))
+            positions.append(sum(prompt_tokens + emitted[name] for name, _ in output.tokens))
         if output.step is not None:
             last_ns = output.emit_ns if full else None
         emitted.update(name for name, _ in output.tokens)
@@ -133,12 +198,6 @@ class Bench:
         self.ledger = ledger
         self.rng = np.random.default_rng(options.seed)
 
-    def prompts(self, batch: int) -> list[list[int]]:
-        """Draw `batch` prompts of random token ids."""
-        size = (batch, self.options.prompt_tokens)
-        drawn: list[list[int]] = self.rng.integers(FIRST_TOKEN_ID, self.runner.vocab_size, size=size).tolist()
-        return drawn
-
     def floor(self) -> tuple[StepBytes, float]:
         """Return (the bytes of a decode step, bytes per second of the device)."""
         needed = step_bytes(self.runner.model)
@@ -158,7 +217,8 @@ class Bench:
 
     def decode(self, batch: int, needed: StepBytes, bytes_per_s: float) -> None:
         """Measure steady decode against the floor. The first repeat warms caches and clocks and does not count."""
-        steady = [self._decode(batch) for _ in range(1 + self.options.repeats)][1:]
+        answered = [self._answered(batch, self.options.new_tokens)[1] for _ in range(1 + self.options.repeats)][1:]
+        steady = [steady_decode(outputs, self.options.prompt_tokens, batch) for outputs in answered]
         positions = float(np.mean([measured.positions for measured in steady]))
         bound = needed.floor_tokens_per_s(batch=batch, positions=positions, bytes_per_s=bytes_per_s)
         rates = [measured.tokens_per_s for measured in steady]
@@ -176,46 +236,30 @@ class Bench:
 
     def prefill(self, batch: int) -> None:
         """Measure simultaneous prompts until each has its first token. The first repeat does not count."""
-        rates = [self._prefill(batch) for _ in range(1 + self.options.repeats)][1:]
-        self.ledger.add("prefill", batch=batch, prompt_tokens_s=spread(rates), samples=rates)
+        rates = []
+        for _ in range(1 + self.options.repeats):
+            start_ns, outputs = self._answered(batch, 1)
+            last_ns = max(output.emit_ns for output in outputs if output.tokens)
+            rates.append(batch * self.options.prompt_tokens / ((last_ns - start_ns) / 1e9))
+        self.ledger.add("prefill", batch=batch, prompt_tokens_s=spread(rates[1:]), samples=rates[1:])
 
-    def _decode(self, batch: int) -> SteadyDecode:
-        prompts = self.prompts(batch)
-        _, answers = self._answered(prompts, self.options.new_tokens)
-        return steady_decode(
-            answers.outputs, {str(number): len(prompt) for number, prompt in enumerate(prompts)}, batch
-        )
-
-    def _prefill(self, batch: int) -> float:
-        """Return prompt tokens per second from the arrival of all prompts to the last first token."""
-        prompts = self.prompts(batch)
-        start_ns, answers = self._answered(prompts, 1)
-        last_ns = max(output.emit_ns for output in answers.outputs if output.tokens)
-        return sum(map(len, prompts)) / ((last_ns - start_ns) / 1e9)
-
-    def _answered(self, prompts: Sequence[list[int]], new_tokens: int) -> tuple[int, Answers]:
-        """Return (start, answers) of `prompts` at once. Raises MeasurementError for a compile event."""
+    def _answered(self, batch: int, new_tokens: int) -> tuple[int, Sequence[StepOutput]]:
+        """Return (start, outputs) of `batch` random prompts at once. Raises MeasurementError for a compile event."""
         from tailgate.servers.engine.in_process import ask, requests_of
 
         self.runner.recorder.drain()
-        requests = requests_of(prompts, [new_tokens] * len(prompts))
+        size = (batch, self.options.prompt_tokens)
+        prompts = self.rng.integers(FIRST_TOKEN_ID, self.runner.vocab_size, size=size).tolist()
+        requests = requests_of(prompts, [new_tokens] * batch)
         answers = ask(self.runner, requests)
         if events := [*answers.events, *self.runner.recorder.drain()]:
             kinds = dict(Counter(event.kind for event in events))
             raise MeasurementError(f"the compiler worked after the warm-up: {kinds}")
-        return requests[0].recv_ns, answers
+        return requests[0].recv_ns, answers.outputs
 
 
-def machine(arm: ArmConfig) -> Row:
-    """Describe the machine: versions, commit, processor, GPUs, and the device that the arm uses."""
-    from tailgate.servers.engine.placement import product_name, resolve_device
-
-    return {"device": product_name(resolve_device(arm.model.device)), **describe_environment()}
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
-    arguments = sys.argv[1:] if arguments is None else arguments
     options = parser().parse_args(arguments)
     try:
         arm = arm_of(options)
@@ -226,6 +270,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # before torch is imported, which reads it once
         isolate_compiler(os.environ, options.cache_dir or scratch)
         from tailgate.servers.engine.in_process import warm_runner
+        from tailgate.servers.engine.placement import product_name, resolve_device
         from tailgate.servers.engine.runner import ModelRunner
 
         with warm_runner(arm, lambda *at: ledger.note("{}: warm-up {} of {}: {}".format(arm.name, *at))) as runner:
@@ -237,11 +282,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for batch in options.batch:
                 bench.decode(batch, needed, bytes_per_s)
                 bench.prefill(batch)
-    command = shlex.join(["python", "benchmarks/engine.py", *arguments])
-    about = {"command": command, "arm": arm.to_dict(), "machine": machine(arm), "seed": options.seed}
-    return finish(ledger.result("engine", about=about))
+    machine = {"device": product_name(resolve_device(arm.model.device)), **describe_environment()}
+    return ledger.finish("engine", arguments, arm=arm.to_dict(), machine=machine, seed=options.seed)
 
 
 if __name__ == "__main__":
     end_in_order()
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

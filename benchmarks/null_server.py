@@ -324,16 +324,18 @@ class NullServer:
                     peer.send(_ending(stream_id, tokens=tokens, recv_ns=recv_ns, end_ns=at_ns))
 
     def report(self, path: Path) -> None:
-        """Write to `path` what was sent when, and how late each tick was."""
+        """Write to `path` when the tokens of each request were sent, 0 for those that were not, and how late each tick
+        was."""
+        ticks, emits, rounds = np.array(self._ticks), np.array(self._emits), self._pace.phases
+        streams = zip(self._first_ticks, self._lengths, strict=True)
+        wanted = np.concatenate([first + np.arange(tokens) * rounds for first, tokens in streams])
+        place = np.searchsorted(ticks, wanted).clip(max=len(ticks) - 1)
         np.savez(
             path,
-            ticks=np.array(self._ticks),
-            emits=np.array(self._emits),
-            late=np.array(self._late),
             names=np.array(self._names, dtype=np.str_),
-            first_ticks=np.array(self._first_ticks),
             tokens=np.array(self._lengths),
-            phases=np.array(self._pace.phases),
+            token_ns=np.where(ticks[place] == wanted, emits[place], 0),
+            late=np.array(self._late),
         )
 
 

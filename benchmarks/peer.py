@@ -12,7 +12,6 @@ stdout is one JSON object.
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 import tempfile
 import time
@@ -25,7 +24,7 @@ import numpy as np
 if not __package__:  # as a script: the repository is importable
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.command import Ledger, count, end_in_order, finish, parser_of, several, spread
+from benchmarks.command import Ledger, count, end_in_order, parser_of, several, spread
 from tailgate.loadtests.traffic.lengths import FITS
 from tailgate.servers.presets import RANDOM_PRESETS
 
@@ -178,18 +177,19 @@ def write_model(folder: Path, name: str) -> int:
     return int(config["vocab_size"])
 
 
-def measure(bench: Bench, chats: Sequence[int]) -> None:
-    """Measure everything."""
+def measure(peer: Peer, ledger: Ledger, options: Any, *, begin: float, vocabulary: int) -> None:
+    """Measure everything of a peer that was started at `begin` and is ready now."""
+    ledger.add("start", seconds=time.monotonic() - begin)
+    bench = Bench(peer, ledger, repeats=options.repeats, seed=options.seed, vocabulary=vocabulary)
     for batch in (1, 32):
         bench.decode(batch)
     bench.mixed()
-    for concurrency in chats:
+    for concurrency in options.chat:
         bench.chat(concurrency)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Run the command; return the exit code."""
-    arguments = sys.argv[1:] if arguments is None else arguments
     parser = parser_of("peer.py", __doc__, repeats=3)
     parser.add_argument("--engine", choices=["tailgate", "vllm"], default="tailgate")
     parser.add_argument("--model", default="llama-3-8b", choices=RANDOM_PRESETS, help="shape (default %(default)s)")
@@ -207,7 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _measure_vllm(options, ledger, begin, Path(scratch))
         else:
             _measure_tailgate(options, ledger, begin, scratch)
-    return finish(ledger.result("peer", about={"command": shlex.join(["python", "benchmarks/peer.py", *arguments])}))
+    return ledger.finish("peer", arguments)
 
 
 def _measure_tailgate(options: Any, ledger: Ledger, begin: float, scratch: str) -> None:
@@ -226,10 +226,8 @@ def _measure_tailgate(options: Any, ledger: Ledger, begin: float, scratch: str) 
     from tailgate.servers.engine.in_process import warm_runner
 
     with warm_runner(arm, lambda *at: ledger.note("warm-up {} of {}: {}".format(*at))) as runner:
-        ledger.add("start", seconds=time.monotonic() - begin)
         vocabulary = int(RANDOM_PRESETS[options.model]["vocab_size"])
-        bench = Bench(Tailgate(runner), ledger, repeats=options.repeats, seed=options.seed, vocabulary=vocabulary)
-        measure(bench, options.chat)
+        measure(Tailgate(runner), ledger, options, begin=begin, vocabulary=vocabulary)
 
 
 def _measure_vllm(options: Any, ledger: Ledger, begin: float, scratch: Path) -> None:
@@ -249,11 +247,9 @@ def _measure_vllm(options: Any, ledger: Ledger, begin: float, scratch: Path) -> 
         enable_prefix_caching=False,
         disable_log_stats=True,
     )
-    ledger.add("start", seconds=time.monotonic() - begin)
-    bench = Bench(Vllm(llm.llm_engine), ledger, repeats=options.repeats, seed=options.seed, vocabulary=vocabulary)
-    measure(bench, options.chat)
+    measure(Vllm(llm.llm_engine), ledger, options, begin=begin, vocabulary=vocabulary)
 
 
 if __name__ == "__main__":
     end_in_order()
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

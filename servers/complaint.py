@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import difflib
 import errno
-import math
 import os
 import platform
-import re
 import sys
 import tempfile
 import time
@@ -17,8 +15,6 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-_SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)")
-_UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 # A line keeps its beginning (what, and the start of a value) and its end (the limit and the remedy).
 LONGEST = 1000
 _TAIL = 300
@@ -126,11 +122,3 @@ def _kept(error: BaseException, folder: Path | None) -> str:
     last = traceback.extract_tb(error.__traceback__)[-1:]
     where = f"{last[0].filename}:{last[0].lineno}" if last else sys.executable
     return f"its traceback could not be written; it was raised at {where}"
-
-
-def span_s(text: str) -> float | None:
-    """Return the seconds of a time above 0 such as "90s", "60m", "1.5h" or "90"; None for any other text."""
-    match = _SPAN.fullmatch(text.strip())
-    unit = _UNITS_S.get(match[2]) if match else None
-    value = float(match[1]) * unit if match is not None and unit is not None else 0.0
-    return value if 0.0 < value < math.inf else None

@@ -18,6 +18,7 @@ from tailgate.servers.complaint import ConfigError
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # What RFC 6750, 2.1 calls b64token, the only thing that may stand behind "Bearer".
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
+_SECRET = re.compile(r"[A-Za-z0-9._-]{16,}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +102,20 @@ def token_from_variable(name: str, *, key: str) -> str:
             "end only"
         )
     return token
+
+
+def secret_in(variable: str) -> str:
+    """Return the secret that lets others in, "" where the environment variable holds none.
+
+    Raises ConfigError, which never shows it, for one that is too short or fits no header.
+    """
+    secret = os.environ.get(variable, "").strip()
+    if secret and not _SECRET.fullmatch(secret):
+        raise ConfigError(
+            f"{variable} holds {len(secret)} characters; the least is 16, of letters, digits, -, _ and . alone: make "
+            "one with `openssl rand -hex 16`"
+        )
+    return secret
 
 
 def is_bearer(header: str | bytes | None, token: str) -> bool:

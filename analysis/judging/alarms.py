@@ -17,19 +17,19 @@ _BURST_REQUESTS, _BURST_SHARE = 5, 0.2  # of failed requests, and of those that 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedCompile:
-    """A compile of a replica while it served; one that is not `over` is known up to `end_ns` so far."""
+    """A compile of a replica while it served. `end_ns` is None while it goes on, when `kind` is compile or
+    graph_capture, whichever it turns out to be."""
 
     arm: str
     replica: str
     kind: str
-    seconds: float
-    end_ns: int
-    shape: str
-    over: bool = True
+    start_ns: int
+    end_ns: int | None = None
+    shape: str = ""
 
-    @property
-    def start_ns(self) -> int:
-        return self.end_ns - round(self.seconds * 1e9)
+    def seconds(self, now_ns: int) -> float:
+        """Return how long it took, or has taken until now."""
+        return max(0.0, ((self.end_ns or now_ns) - self.start_ns) / 1e9)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -41,7 +41,7 @@ class Alarm:
 
 
 def compile_alarms(
-    arm: str, events: Iterable[ServedCompile], *, stall_limit_s: float, max_recompiles: int
+    arm: str, events: Iterable[ServedCompile], *, now_ns: int, stall_limit_s: float, max_recompiles: int
 ) -> list[Alarm]:
     """Return the compiles of `arm` in one trial that were too long, or too many. `events` are in the order of time.
 
@@ -49,26 +49,26 @@ def compile_alarms(
     end. It is left out once its replica has its event: one that started with it, or that ended later.
     """
     ours = [event for event in events if event.arm == arm and event.kind in RECOMPILE_KINDS]
-    ended = [event for event in ours if event.over]
 
     def has_event(under_way: ServedCompile) -> bool:
         return any(
             event.replica == under_way.replica
-            and (event.end_ns >= under_way.end_ns or abs(event.start_ns - under_way.start_ns) <= _SAME_START_S * 1e9)
-            for event in ended
+            and event.end_ns is not None
+            and (event.end_ns >= now_ns or abs(event.start_ns - under_way.start_ns) <= _SAME_START_S * 1e9)
+            for event in ours
         )
 
     found = []
     recompiles = 0
     for event in ours:
-        recompiles += event.over
-        at_ns, did = event.end_ns, ""
-        if not event.over:
-            if event.seconds >= stall_limit_s and not has_event(event):
-                at_ns -= round((event.seconds - stall_limit_s) * 1e9)
-                did = f"has been compiling for {event.seconds:.1f} s"
-        elif event.seconds >= stall_limit_s:
-            did = f"compiled for {event.seconds:.1f} s"
+        recompiles += event.end_ns is not None
+        at_ns, seconds, did = event.end_ns or now_ns, event.seconds(now_ns), ""
+        if event.end_ns is None:
+            if seconds >= stall_limit_s and not has_event(event):
+                at_ns -= round((seconds - stall_limit_s) * 1e9)
+                did = f"has been compiling for {seconds:.1f} s"
+        elif seconds >= stall_limit_s:
+            did = f"compiled for {seconds:.1f} s"
         elif recompiles > max_recompiles:
             did = f"recompiled {counted(recompiles, 'time')}"
         if did:

@@ -170,7 +170,7 @@ def _hosts(trial: Trial, samples: pa.Table | None) -> Iterator[Host]:
     processes = list(samples_of(samples, "process", trial))
     unread = rows_of(mapping(trial.info.get("monitor")).get("unreadable"))
     # Hosts on which the time of one of the run's own processes could not be read.
-    blind = {text_of(row, "host") for row in unread if row.get("what") == "cpu_s"}
+    blind = {text_of(row, "host", RUN_HOST) for row in unread if row.get("what") == "cpu_s"}
     for rows in samples_of(samples, "host", trial):
         cpus = rows.level("cpus", np.median) or 0.0
         cores = rows.rate("cpu_s")

@@ -94,16 +94,11 @@ CASES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Lived:
-    """A run and what compiles added to E2E of each of its requests, in ms."""
+def live(case: Case, seed: int) -> tuple[Run, Floats]:
+    """Serve the case twice on the same arrivals, work, noise and other stalls.
 
-    run: Run
-    delay_ms: Floats
-
-
-def live(case: Case, seed: int) -> Lived:
-    """Serve the case twice on the same arrivals, work, noise and other stalls."""
+    Return the run with compiles, and what they added to E2E of each of its requests, in ms.
+    """
     rng = np.random.default_rng([seed, 11])
     engine = case.engine
     busy = case.load * engine.rows
@@ -155,7 +150,7 @@ def live(case: Case, seed: int) -> Lived:
         machines=None,
         problems=(),
     )
-    return Lived(run=Run.of(records), delay_ms=np.maximum(seen.end_s - without.end_s, 0.0) * 1e3)
+    return Run.of(records), np.maximum(seen.end_s - without.end_s, 0.0) * 1e3
 
 
 def _first_of_new_shapes(case: Case, times: Floats, rng: np.random.Generator) -> Bools:
@@ -179,9 +174,6 @@ def _overlap(served: Served, until: Floats) -> Floats:
 
 
 def _requests(case: Case, served: Served, tokens: Ints, there: Floats, back: Floats, direct: Floats) -> pa.Table:
-    columns: dict[str, object] = {}
-    if case.reports:
-        columns = {"compile_stall_ns": (direct * 1e9).astype(np.int64)}
     return request_table(
         to_ns(served.arrival_s - there),
         request_id=[f"{index}" for index in range(len(tokens))],
@@ -190,7 +182,7 @@ def _requests(case: Case, served: Served, tokens: Ints, there: Floats, back: Flo
         first_token_ns=to_ns(served.first_token_s + back),
         end_ns=to_ns(served.end_s + back),
         output_tokens=tokens,
-        **columns,
+        compile_stall_ns=(direct * 1e9).astype(np.int64) if case.reports else None,
     )
 
 
@@ -226,8 +218,7 @@ class Judged:
 
 def judge(case: Case, seed: int) -> Judged:
     """Judge one run of the case."""
-    lived = live(case, seed)
-    run = lived.run
+    run, delay_ms = live(case, seed)
     requests, attribution = run.requests, run.attribution
     spikes = find_spikes(requests, attribution, run.events, control=CONTROL)
     rows, beyond = excursions(requests, attribution, arm=ARM, control=CONTROL)
@@ -235,11 +226,11 @@ def judge(case: Case, seed: int) -> Judged:
     caused = []
     for spike in spikes:
         own = (start >= spike.start_ns) & (start <= spike.end_ns)
-        excess, delay = beyond[own], lived.delay_ms[rows[own]]
+        excess, delay = beyond[own], delay_ms[rows[own]]
         caused.append(float(np.minimum(delay, excess).sum()) >= 0.5 * float(excess.sum()))
     blamed = [_is_attributed(spike) for spike in spikes]
-    cause = np.where(lived.delay_ms > 1.0, CAUSES.index("during a compile"), OTHER).astype(np.int8)
-    truth = replace(attribution, most_ms=lived.delay_ms, cause=cause)
+    cause = np.where(delay_ms > 1.0, CAUSES.index("during a compile"), OTHER).astype(np.int8)
+    truth = replace(attribution, most_ms=delay_ms, cause=cause)
     shown = [spike for spike in find_spikes(requests, truth, run.events, control=CONTROL) if _is_attributed(spike)]
     seen = [spike for spike in spikes if _is_attributed(spike)]
     return Judged(

@@ -6,7 +6,7 @@ how often stalls open the gates on compiles of an arm that makes none, and how o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -87,11 +87,11 @@ def detection_table(table: Table) -> None:
     """Add how many compiles show as stalls, and how the gates on compiles of an external arm judge each case."""
 
     def runs(name: str, *, tokens: bool = True) -> list[Detected]:
-        return table.over_seeds(partial(_seeded, partial(detect, CASES[name], tokens=tokens)))
+        return table.over_seeds(partial(detect, CASES[name], tokens=tokens))
 
     def fleets(made: Fleet, *, compiles: int) -> list[Detected]:
         some = replace(made, new_shapes=compiles, compile_s=3.0)
-        return table.over_seeds(partial(_seeded, partial(detect, some)))
+        return table.over_seeds(partial(detect, some))
 
     compiling = {name: runs(name) for name in CASES if name not in QUIET}
     errors = [error for found in compiling.values() for run in found for error in run.errors_s]
@@ -111,23 +111,19 @@ def detection_table(table: Table) -> None:
         table.add(f"  compiles seen as stalls without token times: {name}", share_seen(runs(name, tokens=False)))
 
 
-def _seeded(measure: Callable[[np.random.Generator], Detected], seed: int) -> Detected:
-    return measure(np.random.default_rng([0, seed]))
-
-
 def share_seen(runs: Sequence[Detected]) -> float:
     """Return the share of compiles that show as a stall of the arm."""
-    return sum(run.seen for run in runs) / max(1, sum(run.compiles for run in runs))
+    return sum(run.seen for run in runs) / sum(run.compiles for run in runs)
 
 
 def opened(runs: Sequence[Detected]) -> float:
     """Return the share of runs in which a stall leaves the gates on compiles open."""
-    return sum(run.suspected for run in runs) / max(1, len(runs))
+    return sum(run.suspected for run in runs) / len(runs)
 
 
 def passed(runs: Sequence[Detected]) -> float:
     """Return the share of runs that pass a limit of no compile at all."""
-    return sum(run.passes for run in runs) / max(1, len(runs))
+    return sum(run.passes for run in runs) / len(runs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,9 +138,9 @@ class Detected:
     suspected: bool  # a stall may be a compile
 
 
-def detect(made: Fleet, rng: np.random.Generator, *, tokens: bool = True) -> Detected:
+def detect(made: Fleet, seed: int, *, tokens: bool = True) -> Detected:
     """Find the stalls of the treatment of a run of two arms; clients record token times with `tokens`."""
-    treatment, table = recorded(made, rng, tokens=tokens)
+    treatment, table = recorded(made, np.random.default_rng([0, seed]), tokens=tokens)
     seen = client_stalls(requests_of(RequestColumns.of(table)), [TREATMENT])[TREATMENT]
     pauses = [(replica.name, pause) for replica in treatment for pause in replica.served.compiled]
     minutes = made.replicas * made.duration_s / 60.0

@@ -51,23 +51,15 @@ KINDS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """A search that has ended: what it says, the time that it took, who left early."""
+def search(knees: Mapping[str, float], kind: Kind, seed: int, *, budget: Budget) -> tuple[Frontier, float]:
+    """Search servers with these knees as `tailgate frontier` does: a first start of each, then rounds.
 
-    frontier: Frontier
-    spent_s: float
-    left: tuple[Left, ...]
-    starts: Mapping[str, int]
-
-
-def search(knees: Mapping[str, float], kind: Kind, seed: int, *, budget: Budget = BUDGET) -> Outcome:
-    """Search servers with these knees as `tailgate frontier` does: a first start of each, then rounds."""
+    Return what it says, and the seconds that it took.
+    """
     rng = np.random.default_rng([seed, 13])
     arms = list(knees)
     steps: list[Step] = []
     left: list[Left] = []
-    starts = dict.fromkeys(arms, 0)
     spent_s, trial = 0.0, 0
 
     def take(turns: Sequence[Turn]) -> None:
@@ -76,7 +68,6 @@ def search(knees: Mapping[str, float], kind: Kind, seed: int, *, budget: Budget 
             trial += 1
             rates = next_rates([turn.arm], steps, turn.steps, low=LOW, high=HIGH)
             steps += _one_start(turn.arm, knees[turn.arm], rates, kind, trial, rng)
-            starts[turn.arm] += 1
             spent_s += turn.seconds
 
     take(first_turns(arms, START_S, budget))
@@ -85,7 +76,7 @@ def search(knees: Mapping[str, float], kind: Kind, seed: int, *, budget: Budget 
         decided = next_round(frontier, start_s=START_S, budget=budget, spent_s=spent_s, number=number, before=left)
         left += decided.left
         if decided.stop:
-            return Outcome(frontier=frontier, spent_s=spent_s, left=tuple(left), starts=starts)
+            return frontier, spent_s
         take(decided.turns)
     raise AssertionError("a search ends")
 
@@ -125,16 +116,9 @@ def wrong(frontier: Frontier, knees: Mapping[str, float]) -> bool:
 
 def promise(knees: Mapping[str, float], kind: Kind, seed: int, *, budget: Budget = BUDGET) -> Floats:
     """Return (any statement false, the arm that holds most named, share of the budget taken)."""
-    outcome = search(knees, kind, seed, budget=budget)
+    frontier, spent_s = search(knees, kind, seed, budget=budget)
     highest = max(knees, key=lambda arm: knees[arm])
-    return np.array(
-        [
-            wrong(outcome.frontier, knees),
-            outcome.frontier.highest() == highest,
-            outcome.spent_s / budget.total_s,
-        ],
-        dtype=np.float64,
-    )
+    return np.array([wrong(frontier, knees), frontier.highest() == highest, spent_s / budget.total_s], dtype=np.float64)
 
 
 def inside(kind: Kind, starts: int, seed: int) -> Floats:

@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.simulation.table import Table
 from tailgate.analysis.arrays import Floats
-from tailgate.analysis.judging.gates.greedy import GreedyParity, judge_greedy
+from tailgate.analysis.judging.gates.greedy import judge_greedy
 from tailgate.analysis.records.asked_answers import GreedyAnswer, Twice
 
 ALPHA = 0.05
@@ -85,16 +85,6 @@ def _kernel(name: str, seed: int, prompt: int, text: str) -> Floats:
     return _random(name, seed, prompt, text, "kernel").normal(size=(TOKENS, CANDIDATES))
 
 
-def judged(
-    control: Server, arm: Server, seed: int, *, prompts: int = PROMPTS, alpha: float = ALPHA, allowed: float = 0.0
-) -> GreedyParity:
-    """Judge the two once."""
-    _logits.cache_clear()
-    _kernel.cache_clear()
-    asked = [(control.twice(seed, prompts), arm.twice(seed, prompts))]
-    return judge_greedy("arm", asked, when="before", allowed=allowed, alpha=alpha)
-
-
 EXACT, BF16 = Server(), Server(kernel=0.04)
 OTHER_WEIGHTS = Server(weights="two", kernel=0.04)
 # name, control, arm: equal but for what no arm can be blamed for
@@ -110,7 +100,10 @@ EQUAL: Sequence[tuple[str, Server, Server]] = (
 
 
 def _verdict(control: Server, arm: Server, allowed: float, seed: int) -> str:
-    return judged(control, replace(arm, name="arm"), seed, allowed=allowed).verdict
+    _logits.cache_clear()
+    _kernel.cache_clear()
+    asked = [(control.twice(seed, PROMPTS), replace(arm, name="arm").twice(seed, PROMPTS))]
+    return judge_greedy("arm", asked, when="before", allowed=allowed, alpha=ALPHA).verdict
 
 
 def greedy_table(table: Table) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,16 +66,20 @@ def pair(kind: Kind, rng: np.random.Generator, *, slower: float = 1.0) -> list[t
 
 
 def samples(
-    trials: list[tuple[Served, Served]], metric: str, *, ratio: float = 1.0, block_s: float = BLOCK_S
+    trials: Sequence[tuple[Served, Served]], metric: str, *, ratio: float = 1.0, block_s: float = BLOCK_S
 ) -> tuple[Sample, Sample]:
     """Return the treatment's latencies times `ratio` and the control's, over all trials."""
     treatment, control = zip(*trials, strict=True)
-    return (
-        joined(
-            sample(arm, metric=metric, ratio=ratio, trial=trial, block_s=block_s)
-            for trial, arm in enumerate(treatment, 1)
-        ),
-        joined(sample(arm, metric=metric, trial=trial, block_s=block_s) for trial, arm in enumerate(control, 1)),
+    return sample(treatment, metric, ratio=ratio, block_s=block_s), sample(control, metric, block_s=block_s)
+
+
+def sample(trials: Sequence[Served], metric: str = "e2e_ms", *, ratio: float = 1.0, block_s: float = BLOCK_S) -> Sample:
+    """Return an arm's latencies times `ratio` over all trials, by block of the arrival."""
+    blocks = ((served.arrival_s / block_s).astype(np.int64) for served in trials)
+    return Sample(
+        values=np.concatenate([getattr(served, metric) for served in trials]) * ratio,
+        block=np.concatenate([block + number * 10_000 for number, block in enumerate(blocks, 1)]),
+        trial=np.repeat(np.arange(1, len(trials) + 1), [len(served.arrival_s) for served in trials]),
     )
 
 
@@ -141,22 +145,3 @@ def _static(times: Floats, work: Floats, slots: int) -> Served:
         free = begin + float(work[index:last].max())
         index = last
     return Served(arrival_s=times, start_s=start, first_token_s=start + work * PREFILL_SHARE, end_s=start + work)
-
-
-def sample(
-    served: Served, *, metric: str = "e2e_ms", ratio: float = 1.0, trial: int = 1, block_s: float = BLOCK_S
-) -> Sample:
-    """Return the latencies times `ratio`, by block of the arrival."""
-    values = getattr(served, metric) * ratio
-    block = (served.arrival_s / block_s).astype(np.int64) + trial * 10_000
-    return Sample(values=values, block=block, trial=np.full(len(values), trial))
-
-
-def joined(samples: Iterable[Sample]) -> Sample:
-    """Join the trials into one sample."""
-    parts = list(samples)
-    return Sample(
-        values=np.concatenate([part.values for part in parts]),
-        block=np.concatenate([part.block for part in parts]),
-        trial=np.concatenate([part.trial for part in parts]),
-    )

@@ -91,7 +91,7 @@ def request_tests(kind: Kind, seed: int) -> Floats:
 
 def any_of_three(kind: Kind, seed: int) -> Floats:
     """Return whether any of three arms fails a gate at its exact limit, with Holm's adjustment and without."""
-    *arms, control = map(sample, trial(kind, np.random.default_rng(seed), (1.0,) * 4))
+    *arms, control = (sample([served]) for served in trial(kind, np.random.default_rng(seed), (1.0,) * 4))
     items = [item for arm in arms for item in compare(arm, control, qs=(0.99,), margin=0.0, alpha=ALPHA)]
     adjusted = any(item.verdict == "FAIL" for item in decide(items))
     return np.array([adjusted, any((item.p_inferior or 1.0) <= ALPHA for item in items)], dtype=np.float64)

@@ -95,7 +95,7 @@ def _times(arms: list[Served]) -> tuple[float, float, float]:
     failed: list[float] = []
     times: dict[bool, list[float]] = {True: [], False: []}
     for metric in _METRICS:
-        samples = sample(arms[0], metric=metric), sample(arms[1], metric=metric)
+        samples = sample(arms[:1], metric), sample(arms[1:], metric)
         for q in (*_QS, *_STEP_QS):
             margin = MARGIN if q in _QS else LIMITS.step_margin
             evidence = groups_for(*samples, q=q, blocks=2, exchange="requests").evidence(margin)

@@ -52,11 +52,11 @@ def command(
     """
     from tailgate.loadtests.experiments.files import check_makeable
     from tailgate.loadtests.trials.preflight import check_experiment
-    from tailgate.loadtests.trials.trial_schedule import TrialSchedules
+    from tailgate.loadtests.trials.trial_schedule import draw, source_of
 
     loaded = planned(experiment, settings, duration, trace, until_decided, at_most)
     check_experiment(loaded)
-    schedule = TrialSchedules.of(loaded).draw(1)
+    schedule = draw(loaded, source_of(loaded), 1)
     check_makeable(Path(out))
     gates, found = list(decidable(loaded, schedule)), list(warnings(loaded))
     document = {

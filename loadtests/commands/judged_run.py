@@ -10,7 +10,7 @@ from tailgate.loadtests.commands.exits import EXIT_BROKE, complain, stopping, wi
 from tailgate.loadtests.commands.parity import show_parity
 from tailgate.loadtests.commands.verdict import judge_run
 from tailgate.loadtests.trials.environment import has_requests
-from tailgate.loadtests.trials.live_page import LivePage, page_port
+from tailgate.loadtests.trials.live_page import live_page, page_port
 from tailgate.loadtests.trials.progress import displayed
 from tailgate.loadtests.trials.run import Orchestrator
 from tailgate.loadtests.trials.status import Status
@@ -22,13 +22,12 @@ def run_and_judge(orchestrator: Orchestrator, *, page: str, metrics: str, verbos
     `page` and `metrics` are --page and --metrics.
     """
     status, port = orchestrator.status, page_port(page)
-    live_page = None if port is None else LivePage(port, status)
-    orchestrator.page, orchestrator.metrics = live_page, bool(metrics)
+    orchestrator.metrics = bool(metrics)
     orchestrator.prepare()
     ended: dict[str, Any] = {"complete": False, "error": "it ended in the middle"}
     with ExitStack() as stack:
-        if live_page is not None:
-            stack.callback(live_page.close, ended)
+        if port is not None:
+            stack.enter_context(live_page(status, port, ended))
         if metrics:
             from tailgate.loadtests.trials.run_metrics import exporting
 

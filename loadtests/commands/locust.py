@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from tailgate.loadtests.workers.channel import locust
 from tailgate.servers.complaint import check_installed
 
 EXAMPLES = """\
@@ -32,5 +32,4 @@ def command(
     Runs `locust -f loadtests/chat.py` or `loadtests/embed.py` of the installed package with the options that follow.
     """
     check_installed("locust")
-    path = Path(__file__).resolve().parents[1] / f"{locustfile}.py"
-    os.execv(sys.executable, [sys.executable, "-P", "-m", "locust", "-f", str(path), *context.args])
+    os.execv(sys.executable, [*locust(locustfile), *context.args])

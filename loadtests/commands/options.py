@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from tailgate.loadtests.experiments.files import builtin_names
-from tailgate.servers.complaint import ConfigError, span_s
+from tailgate.servers.complaint import ConfigError
 
 T = TypeVar("T", int, float)
+_UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _LONGEST_S = 7 * 86_400.0
 
 
@@ -30,8 +32,9 @@ def number(kind: Callable[[str], T], low: float, high: float) -> Callable[[str],
 
 def duration(text: str) -> float:
     """Return the seconds of a length of time such as "90s", "60m" or "1.5h"; a bare number is seconds."""
-    value = span_s(text)
-    if value is None or value > _LONGEST_S:
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*(|s|m|min|h)", text.strip())
+    value = float(match[1]) * _UNITS_S[match[2]] if match else 0.0
+    if not 0 < value <= _LONGEST_S:
         raise typer.BadParameter(f"{text!r} is no length of time: give 90s, 60m or 1.5h, a week at most")
     return value
 

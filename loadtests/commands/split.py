@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -23,14 +23,12 @@ from tailgate.servers.splitter.admin import Admin, SplitterError, admin_address,
 from tailgate.servers.splitter.bootstrap import bootstrap
 from tailgate.servers.splitter.envoy import Envoy
 from tailgate.servers.splitter.envoy_config import ArmTarget, SplitterConfig
-from tailgate.servers.splitter.kubernetes import grpc_route_manifest
 
 EXAMPLES = """\
   tailgate split --arm eager=127.0.0.1:50051 --arm compiled-padded=127.0.0.1:50052,127.0.0.1:50053 \\
                  --weight eager=90,compiled-padded=10 --port 8080 --admin-port 9901
   tailgate split --admin 127.0.0.1:9901 --weight eager=50,compiled-padded=50
-  tailgate split --arm eager=127.0.0.1:50051 --arm compiled-padded=127.0.0.1:50052 --shadow compiled-padded=25%
-  tailgate split --arm eager=10.0.0.7:50051 --arm compiled-padded=10.0.0.8:50051 --print-config kubernetes"""
+  tailgate split --arm eager=127.0.0.1:50051 --arm compiled-padded=127.0.0.1:50052 --shadow compiled-padded=25%"""
 
 
 _FORMS = {
@@ -62,9 +60,8 @@ def command(
         str, typer.Option(metavar="FILE", help="Log requests here, by which `tailgate ramp --admin` judges them.")
     ] = "",
     print_config: Annotated[
-        Literal["envoy", "kubernetes"] | None,
-        typer.Option(help="Print Envoy's configuration or a Kubernetes GRPCRoute as JSON, and exit."),
-    ] = None,
+        bool, typer.Option("--print-config", help="Print Envoy's configuration as JSON, and exit.")
+    ] = False,
     admin: Annotated[
         str,
         typer.Option(
@@ -94,9 +91,8 @@ def command(
         stdout.write(text, {"weights": now.weights, "shadows": now.shadows}, as_json=as_json)
         return 0
     config = split_config(context.params)
-    if print_config is not None:
-        document = bootstrap(config) if print_config == "envoy" else grpc_route_manifest(config)
-        print(json.dumps(document, indent=2))
+    if print_config:
+        print(json.dumps(bootstrap(config), indent=2))
         return 0
     from tailgate.loadtests.trials.preflight import check_port
 

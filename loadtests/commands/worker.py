@@ -17,7 +17,7 @@ from typing import Annotated
 import typer
 
 from tailgate.loadtests.commands.options import number
-from tailgate.loadtests.workers.channel import TOKEN_VARIABLE, channel_token
+from tailgate.loadtests.workers.channel import TOKEN_VARIABLE, channel_token, locust
 from tailgate.servers.address import host_port
 from tailgate.servers.complaint import ConfigError, check_installed
 from tailgate.servers.processes import Child
@@ -25,8 +25,6 @@ from tailgate.servers.processes import Child
 EXAMPLES = """\
   tailgate worker --master 10.0.0.5:5557
   tailgate worker --master 10.0.0.5:5557 --keep /var/lib/tailgate --trials 3"""
-
-_LOCUST = (sys.executable, "-P", "-m", "locust", "-f", str(Path(__file__).resolve().parents[1] / "chat.py"))
 
 
 def command(
@@ -55,17 +53,8 @@ def command(
         Path(keep).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f'--keep "{keep}" cannot be made ({error.strerror or error}): give another') from None
-    command = [
-        *_LOCUST,
-        "--worker",
-        "--master-host",
-        host,
-        "--master-port",
-        str(port),
-        "--only-summary",
-        "--keep",
-        keep,
-    ]
+    address = ["--master-host", host, "--master-port", str(port)]
+    command = [*locust(), "--worker", *address, "--only-summary", "--keep", keep]
     # Settings of Locust that were meant for others.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("LOCUST_")}
     done = 0

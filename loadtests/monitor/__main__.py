@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
-from queue import Empty, SimpleQueue
 
 from tailgate.analysis.wording import counted
 from tailgate.loadtests.monitor.gpus import Card, Gpus, index_of, sees_all_processes, shown_cards, visible_cards
@@ -26,37 +24,32 @@ from tailgate.servers.clock import now_ns
 from tailgate.servers.processes import say
 
 _HOST = "run"
-_FLUSH_S = 0.9  # with a sample each second, each is flushed
 
 
 def main() -> int:
     """Sample until stdin closes or SIGTERM comes, close the table and return the exit code."""
     task = Task(**json.loads(sys.argv[1]))
-    messages: SimpleQueue[Watch | None] = SimpleQueue()  # None: the end
-    signal.signal(signal.SIGTERM, lambda number, frame: messages.put(None))
-    threading.Thread(target=_listen, args=(messages,), daemon=True).start()
-    readings = Readings(_HOST, say)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    signal.signal(signal.SIGTERM, lambda number, frame: os.dup2(nothing, 0))  # at which stdin ends
+    readings = Readings(say)
     processes = Processes(readings, root=os.getppid())
     host = Host()
     cards = find_cards(task.devices, readings)
     gpus = Gpus(cards, readings=readings, processes=processes, sees_all=sees_all_processes())
     machine = {"machine": machine_identity(card.uuid for card in shown_cards())}
-    say(Seen(machines={_HOST: machine}, devices=gpus.facts(), before=gpus.before(now_ns())))
+    say(Seen(machines={_HOST: machine}, devices=gpus.facts(), before=gpus.before()))
     # Only now: this takes longer than all of the above, for which the arms wait.
     from tailgate.analysis.records.schemas import MACHINES
     from tailgate.analysis.records.tables import RecordWriter
 
-    flushed_s = 0.0
     with RecordWriter(Path(task.out), MACHINES) as writer:
-        for _ in _ticks(task.sample_s, messages, processes):
+        for _ in _ticks(task.sample_s, processes):
             shared = {"trial": task.trial, "host": _HOST, "at_ns": now_ns()}
             gpu_rows, held = gpus.sample()
             host_row = {"kind": "host", "name": _HOST, **readings.of(_HOST, host.probes)}
             for row in (host_row, *gpu_rows, *processes.sample(held)):
                 writer.append({**shared, **row})
-            if time.monotonic() - flushed_s >= _FLUSH_S:
-                writer.flush()
-                flushed_s = time.monotonic()
+            writer.flush()
     return 0
 
 
@@ -84,33 +77,23 @@ def find_cards(devices: Sequence[str], readings: Readings) -> dict[str, Card]:
     return {name: cards[index] for name, index in sorted(names.items()) if index < len(cards)}
 
 
-def _ticks(every_s: float, messages: SimpleQueue[Watch | None], processes: Processes) -> Iterator[None]:
-    """Yield once every `every_s` until None is in `messages`, and once more then. Skip missed ticks.
+def _ticks(every_s: float, processes: Processes) -> Iterator[None]:
+    """Yield once every `every_s` until stdin ends, and once more then. Skip missed ticks.
 
-    In between, and at least once a tick, give `processes` what is in `messages`.
+    In between, and at least once a tick, give `processes` what comes on stdin.
     """
-    began_s = time.monotonic()
-    tick = 0
+    began_s, tick, rest = time.monotonic(), 0, b""
     while True:
         yield
         tick = max(tick + 1, int((time.monotonic() - began_s) / every_s) + 1)
-        with suppress(Empty):
-            while True:
-                message = messages.get(timeout=max(0.0, began_s + tick * every_s - time.monotonic()))
-                if message is None:
-                    yield
-                    return
-                processes.take(message)
-
-
-def _listen(messages: SimpleQueue[Watch | None]) -> None:
-    """Put what comes on stdin into `messages`, and None at its end."""
-    try:
-        with open(0, "rb", buffering=0) as stdin:  # a buffer would be locked when the process ends
-            for line in stdin:
-                messages.put(Watch(**json.loads(line)))
-    finally:
-        messages.put(None)
+        while select.select([0], [], [], max(0.0, began_s + tick * every_s - time.monotonic()))[0]:
+            piece = os.read(0, 65_536)
+            if not piece:
+                yield
+                return
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                processes.take(Watch(**json.loads(line)))
 
 
 if __name__ == "__main__":

@@ -35,19 +35,10 @@ _NOTHING_LISTED = "the driver lists no process, though memory of the device is i
 
 
 class Card:
-    """One GPU, or with MIG a part of one: memory and processes are the part's, clocks and power the whole card's.
+    """One GPU, or with MIG a part of one. `nvml` is the module pynvml, opened."""
 
-    `nvml` is the module pynvml, opened.
-    """
-
-    def __init__(self, nvml: Any, handle: Any) -> None:
-        self._nvml = nvml
-        self._part = card = handle
-        mig = False
-        with contextlib.suppress(nvml.NVMLError):  # a driver from before MIG
-            mig = bool(nvml.nvmlDeviceIsMigDeviceHandle(handle))
-        if mig:
-            card = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
+    def __init__(self, nvml: Any, card: Any) -> None:
+        self._nvml, self._card = nvml, card
         self.model = str(nvml.nvmlDeviceGetName(card))  # such as NVIDIA H200
         self.driver = str(nvml.nvmlSystemGetDriverVersion())
         self.capability: tuple[int, int] | None = None  # where the driver says
@@ -64,36 +55,34 @@ class Card:
             "power_limit_w": lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(card) / 1000,
             "throttle": throttle,
             "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(card, _TEMPERATURE),
-            "utilisation_pct": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
+            "utilisation_pct": lambda: nvml.nvmlDeviceGetUtilizationRates(card).gpu,
             ("memory_bytes", "memory_limit_bytes"): self._memory,
         }
         self.facts: Probes = {
             "uuid": lambda: self.uuid,
-            "name": lambda: nvml.nvmlDeviceGetName(handle),
-            "memory_bytes": lambda: self._memory()[1],
+            "name": lambda: self.model,
             "power_limit_w": lambda: nvml.nvmlDeviceGetPowerManagementLimit(card) / 1000,
-            "mig": lambda: mig,
         }
 
     @property
     def uuid(self) -> str:
         """GPU-… or MIG-…"""
-        return str(self._nvml.nvmlDeviceGetUUID(self._part))
+        return str(self._nvml.nvmlDeviceGetUUID(self._card))
 
     def processes(self) -> Mapping[int, int | None]:
         """Return the memory in bytes of each process on it, None where the driver does not say. Raises NVMLError."""
         nvml = self._nvml
-        listed = [*nvml.nvmlDeviceGetComputeRunningProcesses(self._part)]
+        listed = [*nvml.nvmlDeviceGetComputeRunningProcesses(self._card)]
         with contextlib.suppress(nvml.NVMLError):  # not every card draws
-            listed += nvml.nvmlDeviceGetGraphicsRunningProcesses(self._part)
+            listed += nvml.nvmlDeviceGetGraphicsRunningProcesses(self._card)
         return {int(process.pid): process.usedGpuMemory for process in listed}
 
     def _memory(self) -> tuple[int, int]:
         nvml = self._nvml
         try:  # without what the driver keeps for itself
-            memory = nvml.nvmlDeviceGetMemoryInfo(self._part, nvml.nvmlMemory_v2)
+            memory = nvml.nvmlDeviceGetMemoryInfo(self._card, nvml.nvmlMemory_v2)
         except nvml.NVMLError:
-            memory = nvml.nvmlDeviceGetMemoryInfo(self._part)
+            memory = nvml.nvmlDeviceGetMemoryInfo(self._card)
         return int(memory.used), int(memory.total)
 
 
@@ -177,19 +166,15 @@ class Gpus:
 
     def facts(self) -> dict[str, dict[str, Any]]:
         """Return what does not change of each GPU."""
-        host = self._readings.host
-        return {name: {"host": host, **self._readings.of(name, card.facts)} for name, card in self._cards.items()}
+        return {name: self._readings.of(name, card.facts) for name, card in self._cards.items()}
 
-    def before(self, at_ns: int) -> list[dict[str, Any]]:
+    def before(self) -> list[dict[str, Any]]:
         """Return what each GPU does before the run uses it, with the foreign processes on it, null where not shown."""
         rows = []
         for name, card in self._cards.items():
             row, _, foreign = self._read(name, card)
-            processes = None
-            if foreign is not None:
-                processes = [{"pid": pid, "name": _name_of(pid), "memory_bytes": foreign[pid]} for pid in foreign]
-            place = {"host": self._readings.host, "device": name, "at_ns": at_ns}
-            rows.append({**place, "processes": processes, "memory_bytes": row.get("memory_bytes")})
+            processes = None if foreign is None else [{"pid": pid, "name": _name_of(pid)} for pid in foreign]
+            rows.append({"device": name, "processes": processes, "memory_bytes": row.get("memory_bytes")})
         return rows
 
     def sample(self) -> tuple[list[dict[str, Any]], dict[int, int | None]]:

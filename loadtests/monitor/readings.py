@@ -5,17 +5,9 @@ Values are read one by one: one that cannot be read is null, and is reported onc
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
-
-from tailgate.servers.processes import Child, messages_of
-
-# -P: a directory called `loadtests` where the user stands must not be imported instead.
-_COMMAND = (sys.executable, "-P", "-m", "tailgate.loadtests.monitor")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +33,6 @@ class Seen:
 class Unreadable:
     """A value that cannot be read, and why. Each is said once."""
 
-    host: str
     name: str
     what: str
     why: str
@@ -56,26 +47,14 @@ class Watch:
     arm: str | None = None
 
 
-def start_monitor(task: Task, *, log_path: Path, environment: Mapping[str, str]) -> Child:
-    """Start the process, which says `Seen` and `Unreadable`, and takes `Watch` by `watch`."""
-    command, parse = [*_COMMAND, json.dumps(asdict(task))], messages_of(Seen, Unreadable)
-    return Child("watcher", command, log_path=log_path, environment=environment, commands=True, parse=parse)
-
-
-def watch(monitor: Child, what: Watch) -> None:
-    """Have the monitor follow it."""
-    monitor.command(json.dumps(asdict(what)))
-
-
 # What is read: a column, or several that come together in their order, by a function that may raise anything.
 Probes = Mapping[str | tuple[str, ...], Callable[[], Any]]
 
 
 class Readings:
-    """Reads probes of one host. `report` gets each thing that cannot be read, the first time."""
+    """Reads probes. `report` gets each thing that cannot be read, the first time."""
 
-    def __init__(self, host: str, report: Callable[[Unreadable], None]) -> None:
-        self.host = host
+    def __init__(self, report: Callable[[Unreadable], None]) -> None:
         self._report = report
         self._reported: set[tuple[str, str]] = set()
 
@@ -95,7 +74,7 @@ class Readings:
         """Report, once, that `what` of `name` cannot be read."""
         if (name, what) not in self._reported:
             self._reported.add((name, what))
-            self._report(Unreadable(host=self.host, name=name, what=what, why=why))
+            self._report(Unreadable(name=name, what=what, why=why))
 
 
 def reason(error: BaseException) -> str:

@@ -60,7 +60,7 @@ class _Handler(Handler):
             # A browser that has fetched it shows it also when this server is gone. The report brings its own policy.
             policy, kept = "frame-ancestors 'none'", "private, max-age=3600"
             self.answer(HTTPStatus.OK, body, Content_Type=_HTML, Cache_Control=kept, Content_Security_Policy=policy)
-            server.reports_sent += self.command == "GET"
+            server.reports_sent += 1
         else:
             self.answer(HTTPStatus.NOT_FOUND, "There is nothing here yet: the page is at /.\n")
 
@@ -69,8 +69,6 @@ class _Handler(Handler):
         self.close_connection = True
         server = self.server
         self.begin(HTTPStatus.OK, {"Content-Type": "text/event-stream", "Connection": "close"})
-        if self.command == "HEAD":
-            return
         with server.counting:
             server.browsers += 1
         try:

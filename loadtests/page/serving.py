@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
-import re
 import socket
 import sys
 import threading
@@ -15,9 +13,8 @@ from ipaddress import ip_address
 from socketserver import ThreadingTCPServer
 from typing import Any
 
-from tailgate.servers.complaint import ConfigError
+from tailgate.servers.security import is_bearer
 
-FEWEST_CHARACTERS = 16
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _IDLE_S = 30.0  # that a connection may say nothing
 _MOST_CONNECTIONS = 64  # each is a thread and a file
@@ -29,19 +26,6 @@ def is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return host.lower() == "localhost"
-
-
-def token_in(environment: Mapping[str, str], variable: str) -> str:
-    """Return the token in `variable`, "" for none. Raises ConfigError for one that is too short or fits no header."""
-    token = environment.get(variable, "").strip()
-    wrong = ""
-    if token and not re.fullmatch(r"[A-Za-z0-9._-]+", token):
-        wrong = "other characters than letters, digits, -, _ and ."
-    elif 0 < len(token) < FEWEST_CHARACTERS:
-        wrong = f"{len(token)} characters; the least is {FEWEST_CHARACTERS}"
-    if wrong:
-        raise ConfigError(f"{variable} holds {wrong}: make one with `openssl rand -hex 16`")
-    return token
 
 
 class Server(ThreadingTCPServer):
@@ -77,20 +61,15 @@ class Server(ThreadingTCPServer):
     def port(self) -> int:
         return int(self.server_address[1])
 
-    def is_token(self, given: str) -> bool:
-        """Return whether `given` is the token, if there is one, in a time that depends on its length alone."""
-        return bool(self._token) and hmac.compare_digest(given.encode(), self._token.encode())
-
     def knows_host(self, host: str) -> bool:
         """Return whether the Host header names this server; with a token, any name does."""
         name = host.strip().lower()
         name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
         return bool(self._token) or name in _LOCAL_NAMES
 
-    def allows(self, authorization: str) -> bool:
-        """Return whether a request with this header carries the token, or needs none."""
-        scheme, _, given = authorization.partition(" ")
-        return not self._token or (scheme.lower() == "bearer" and self.is_token(given.strip()))
+    def allows(self, authorization: str, token: str = "") -> bool:
+        """Return whether a request carries the token, in this header or as `token`, or needs none."""
+        return not self._token or any(is_bearer(one, self._token) for one in (authorization, f"Bearer {token}"))
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         """Have what comes beyond the limit closed: clients cannot take all threads and files of the machine."""
@@ -117,13 +96,6 @@ class Handler(BaseHTTPRequestHandler):
     sys_version = ""
     timeout = _IDLE_S
 
-    def do_GET(self) -> None:
-        """Answer GET, and HEAD without the body."""
-        raise NotImplementedError
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
     def begin(self, status: HTTPStatus, headers: Mapping[str, str]) -> None:
         """Send the head of an answer."""
         fixed = {
@@ -144,9 +116,8 @@ class Handler(BaseHTTPRequestHandler):
         content = body.encode() if isinstance(body, str) else body
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         self.begin(status, {"Content-Length": str(len(content)), **named})
-        if self.command != "HEAD":
-            with suppress(OSError):
-                self.wfile.write(content)
+        with suppress(OSError):
+            self.wfile.write(content)
 
     def log_message(self, format: str, *arguments: object) -> None:
         """Log no request: an address may hold the token."""

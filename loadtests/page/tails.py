@@ -16,27 +16,23 @@ _LINES_AT_ONCE = 4 << 20  # bytes, more than any line of a run has
 _BATCHES_AT_ONCE = 64 << 20
 
 
-class _Tail:
-    """The place in the file at `path` up to which it was read."""
+def _read(path: Path, at: int, most: int) -> bytes:
+    """Return `most` bytes of the file from byte `at` on; nothing where there is no file."""
+    with suppress(OSError), path.open("rb") as file:
+        return os.pread(file.fileno(), most, at)
+    return b""
+
+
+class LinesTail:
+    """The JSON objects in the whole lines of a file that were not read yet. Lines that hold none are left out."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._at = 0
-
-    def _read(self, most: int) -> bytes:
-        """Return what follows the place, `most` bytes of it; nothing where there is no file."""
-        with suppress(OSError), self._path.open("rb") as file:
-            return os.pread(file.fileno(), most, self._at)
-        return b""
-
-
-class LinesTail(_Tail):
-    """The JSON objects in the whole lines of a file that were not read yet. Lines that hold none are left out."""
+        self._path, self._at = path, 0
 
     def new(self) -> list[dict[str, Any]]:
         """Return the objects that came since, in the order of the file: of a long file the first of them."""
         rows: list[dict[str, Any]] = []
-        content = self._read(_LINES_AT_ONCE)
+        content = _read(self._path, self._at, _LINES_AT_ONCE)
         whole = content[: content.rfind(b"\n") + 1]
         self._at += len(whole)
         for line in whole.splitlines():
@@ -47,17 +43,16 @@ class LinesTail(_Tail):
         return rows
 
 
-class TableTail(_Tail):
+class TableTail:
     """The rows of an Arrow stream that were not read yet, of the `columns` that it has."""
 
     def __init__(self, path: Path, columns: Collection[str]) -> None:
-        super().__init__(path)
-        self._columns = columns
+        self._path, self._at, self._columns = path, 0, columns
         self._schema: pa.Schema | None = None
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the batches that came since. What is damaged or half written is left out."""
-        while content := self._read(_BATCHES_AT_ONCE):
+        while content := _read(self._path, self._at, _BATCHES_AT_ONCE):
             start = self._at
             with suppress(OSError, EOFError, pa.ArrowException):
                 reader = pa.BufferReader(content)

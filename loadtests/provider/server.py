@@ -4,7 +4,6 @@ of Flagger, `/healthz` for probes."""
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -15,12 +14,13 @@ from urllib.parse import urlsplit
 
 from tailgate.analysis.records.documents import parse_json
 from tailgate.analysis.records.plain_values import mapping
-from tailgate.loadtests.page.serving import Handler, Server, is_loopback, token_in
+from tailgate.loadtests.page.serving import Handler, Server, is_loopback
 from tailgate.loadtests.provider import TOKEN_VARIABLE
 from tailgate.loadtests.provider.answers import GOALS, HOOKS, Answer, Evidence, Goal, answer, hook_answer
 from tailgate.servers.address import host_port, joined
 from tailgate.servers.clock import now_ns
 from tailgate.servers.complaint import ConfigError, one_line
+from tailgate.servers.security import secret_in
 
 JUDGEMENT, FLAGGER, HEALTH = "/v1/judgement", "/v1/flagger", "/healthz"
 _LARGEST_BODY: Final = 64 << 10
@@ -36,8 +36,8 @@ class ProviderServer(Server):
     """
 
     def __init__(self, address: str, *, note: Callable[[str], None]) -> None:
-        host, port = host_port(address, f'users.provider is "{address}": give HOST:PORT', lowest=0)
-        token = token_in(os.environ, TOKEN_VARIABLE)
+        host, port = host_port(address, lowest=0)
+        token = secret_in(TOKEN_VARIABLE)
         if not token and not is_loopback(host):
             raise ConfigError(
                 f'users.provider is "{address}", which others reach: set {TOKEN_VARIABLE} to a token for those who may '
@@ -141,7 +141,7 @@ class _Handler(Handler):
         self._write(HTTPStatus.OK if yes else HTTPStatus.CONFLICT, str(found))
 
     def _check_token(self, token: str = "") -> None:
-        if not self.server.is_token(token) and not self.server.allows(self.headers.get("Authorization", "")):
+        if not self.server.allows(self.headers.get("Authorization", ""), token):
             why = "the bearer token is missing or wrong: send Authorization: Bearer TOKEN"
             raise _RefusalError(HTTPStatus.UNAUTHORIZED, why)
 

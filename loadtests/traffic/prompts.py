@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -111,7 +112,13 @@ def load_prompt_text(model: str, *, chat: bool = False, remedy: str = 'use traff
         )
     from tokenizers import Tokenizer
 
-    path = _file(model, "tokenizer.json", required=True)
+    if not Path(model).is_dir():
+        check_hub(model, "tokenizer.json", what=f'no tokenizer can be loaded for "{model}"')
+    path = _file(model, "tokenizer.json")
+    if path is None:
+        raise ConfigError(
+            f'"{model}" has no tokenizer.json to read: give the folder or id of a model with a fast tokenizer'
+        )
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the package raises plain Exception
@@ -173,25 +180,16 @@ def _pieces(name: str, encode: Encode, words: Sequence[str], remedy: str) -> Pro
 # --- Files of a model -------------------------------------------------------------------------------------------------
 
 
-def _file(model: str, name: str, *, required: bool = False) -> Path | None:
-    folder = Path(model)
-    if folder.is_dir():
-        path = folder / name
-        if path.is_file():
-            return path
-        if required:
-            raise ConfigError(f'"{model}" holds no {name}: give a model folder with a fast tokenizer')
-        return None
+def _file(model: str, name: str) -> Path | None:
+    """Return where the file of the model at path or hub id `model` is; None where it has none that can be read."""
+    if Path(model).is_dir():
+        path = Path(model, name)
+        return path if path.is_file() else None
     from huggingface_hub import hf_hub_download
 
-    if required:
-        check_hub(model, name, what=f'no tokenizer can be loaded for "{model}"')
-    try:
+    with suppress(Exception):  # a wrong id, no network, a file that the repository lacks: each has its own type
         return Path(hf_hub_download(model, name))
-    except Exception as error:  # a wrong id, no network, a file that the repository lacks: each has its own type
-        if required:
-            raise ConfigError(f'no tokenizer can be loaded for "{model}": {named(error)}') from None
-        return None
+    return None
 
 
 def check_hub(model: str, name: str, *, what: str) -> None:

@@ -115,11 +115,6 @@ class Schedule:
             for arm in self.planned
         }
 
-    def copies(self, arms: Sequence[str]) -> int:
-        """Count requests as sent: one that goes to every arm counts for each."""
-        everywhere = int(pc.sum(pc.equal(self.table["arm"], EVERY_ARM)).as_py() or 0)
-        return len(self) + everywhere * (len(arms) - 1)
-
     def share(self, worker: int, workers: int) -> Schedule:
         """Return the rows of one of `workers` load processes: those whose index is `worker` modulo `workers`."""
         mine = pa.array(self.ints("index") % workers == worker)

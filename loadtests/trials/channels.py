@@ -77,9 +77,11 @@ def final_account(snapshot: SnapshotResponse) -> dict[str, Any]:
     }
 
 
-def check_alike(snapshots: Mapping[str, SnapshotResponse], control: SnapshotResponse) -> None:
-    """Raise ConfigError unless all replicas report that they run the same thing as the control."""
+def check_alike(snapshots: Mapping[str, SnapshotResponse], first: str) -> None:
+    """Raise ConfigError unless all replicas report that they run the same thing: that of the control's `first`, or
+    where it is not here that of any."""
     for name, snapshot in snapshots.items():
+        control = snapshots.get(first) or next(iter(snapshots.values()))
         for what, value, expected in (
             ("dtype", snapshot.dtype, control.dtype),
             ("attention", *(configuration(one)["model"]["attention"] for one in (snapshot, control))),

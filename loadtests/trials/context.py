@@ -19,11 +19,7 @@ class RunError(RuntimeError):
 
 
 class StartError(RunError):
-    """A replica of `arm` did not become ready."""
-
-    def __init__(self, arm: str, message: str) -> None:
-        super().__init__(message)
-        self.arm = arm
+    """A replica did not become ready."""
 
 
 class StopRequestedError(Exception):
@@ -47,24 +43,22 @@ class TrialFacts:
     arms: list[dict[str, Any]]
     duration_s: float
     block_s: float
-    open_loop: bool
     load_processes: int
     devices: dict[str, str]
     weights: dict[str, int]
+    open_loop: bool = True
     steps: list[dict[str, Any]] = field(default_factory=list)
     settle_s: float | None = None
     prompts: dict[str, Any] = field(default_factory=dict)
     planned: Mapping[str, int] = field(default_factory=dict)
     over_limit: dict[str, int] = field(default_factory=dict)
     start_ns: int | None = None
-    start_order: list[str] = field(default_factory=list)
     complete: bool = False
     deaths: list[dict[str, Any]] = field(default_factory=list)
-    ready: dict[str, int] = field(default_factory=dict)
+    ready_ns: int | None = None  # when every managed arm served
     startup: dict[str, dict[str, Any]] = field(default_factory=dict)
     monitor: dict[str, Any] | None = None  # the machines: devices, what ran there before, what cannot be read
     references: list[dict[str, Any]] = field(default_factory=list)  # speed of devices and host, before and after
-    processor_turns: dict[str, Any] | None = None  # the sets of processors that replicas had in turn, and how often
     pressure: dict[str, Any] | None = None  # what weighed on the machines, and from when to when
     final: dict[str, dict[str, Any]] | None = None
     answers: dict[str, Any] | None = None
@@ -83,7 +77,6 @@ class TrialFacts:
             arms=[_arm(arm) for arm in experiment.arms],
             duration_s=traffic.duration_s,
             block_s=experiment.gates.block_s,
-            open_loop=True,
             load_processes=traffic.load_processes,
             devices={arm.name: arm.model.device for arm in experiment.own_arms},
             weights={arm.name: arm.weight for arm in experiment.arms},

@@ -15,7 +15,6 @@ from tailgate.loadtests.external.addresses import Address, parse_address
 from tailgate.loadtests.external.answers import FailedError, Probe, wait_ready
 from tailgate.loadtests.external.arms import ExternalArm
 from tailgate.loadtests.trials.context import RunError, TrialContext
-from tailgate.servers.clock import now_ns
 
 _ANY = {"0.0.0.0", "::"}  # a server on all of the host's addresses
 _FORWARDERS = ("docker-proxy", "rootlessport")  # they listen for a server in a container, which does the work
@@ -34,7 +33,6 @@ def find_external_arms(trial: TrialContext, tokens: Ints) -> None:
         trial.facts.arms[number]["probe"] = [
             asdict(_probe(trial, arm, name, address, tokens)) for name, address in named
         ]
-        trial.facts.ready[arm.name] = now_ns()
     trial.write_facts()
 
 

@@ -36,14 +36,13 @@ from tailgate.loadtests.trials.rate_search import recorded_steps
 from tailgate.loadtests.trials.run import ARM_COMMAND, Orchestrator
 from tailgate.loadtests.trials.served_parity import Answers
 from tailgate.loadtests.trials.status import Status
-from tailgate.loadtests.trials.trial_schedule import in_trial
+from tailgate.loadtests.trials.trial_schedule import draw, in_trial
 from tailgate.servers.clock import now_ns
 from tailgate.servers.complaint import ConfigError
 
 SCHEMA = 1
 # Until a start was seen, in seconds.
 _EAGER_START_S, _COMPILED_START_S, _AROUND_S = 10.0, 60.0, 12.0
-_LEAST_READY_S = 1.0
 
 
 class FrontierSearch(Orchestrator):
@@ -185,11 +184,13 @@ class FrontierSearch(Orchestrator):
         """Record one trial with a fresh start of the turn's arm, or drop the arm if it does not start."""
         self._check()
         number, arm = len(self._turns) + 1, turn.arm
-        part = self._part(in_trial(self.experiment, number), turn)
+        traffic = self.experiment.traffic
+        traffic = traffic.replace(duration_s=traffic.rampup_s + turn.steps * traffic.step_s)
+        part = in_trial(self.experiment, number).only([arm]).model_copy(update={"traffic": traffic})
         rates = self._next_rates(run_dir, [arm], turn.steps)
-        schedule = replace(self.schedules, experiment=part).draw(number, rates)
+        schedule = draw(part, self.source, number, rates)
         context = self._context(part, number, run_dir, schedule)
-        self.status.trial, self.status.duration_s = number, part.traffic.duration_s
+        self.status.trial, self.status.duration_s = number, traffic.duration_s
         self.status.trials = max(number, self.status.trials)
         self.status.note(f"trial {number}: {arm} at {', '.join(f'{rate:g}' for rate in rates)} requests/s")
         began_ns, began_s = now_ns(), self.spent_s
@@ -208,26 +209,15 @@ class FrontierSearch(Orchestrator):
             if context.facts.ended is not None:
                 context.keep_facts()
             wall_s = self.spent_s - began_s
-            if arm in context.facts.ready:
-                start_s = (context.facts.ready[arm] - began_ns) / 1e9
+            if context.facts.ready_ns is not None:
+                start_s = (context.facts.ready_ns - began_ns) / 1e9
                 self._starts_s.setdefault(arm, []).append(start_s)
                 if context.facts.complete:
-                    self._around_s.append(max(0.0, wall_s - start_s - part.traffic.duration_s))
+                    self._around_s.append(max(0.0, wall_s - start_s - traffic.duration_s))
             self._turns.append({"trial": number, "arms": [arm], "steps": turn.steps, "seconds": wall_s})
         if reason is not None:
             self._drop_arms([Left(arm=arm, reason=reason)])
         self._write(run_dir, "")
-
-    def _part(self, experiment: Experiment, turn: Turn) -> Experiment:
-        """Return the experiment with the turn's arm and steps alone; the arm may start as long as time is left."""
-        traffic = experiment.traffic
-        around_s = self._budget.around_s - traffic.rampup_s
-        ready_s = max(_LEAST_READY_S, self.left_s - around_s - FEWEST_STEPS * traffic.step_s)
-        changes = {
-            "traffic": traffic.replace(duration_s=traffic.rampup_s + turn.steps * traffic.step_s),
-            "trials": experiment.trials.replace(ready_timeout_s=min(experiment.trials.ready_timeout_s, ready_s)),
-        }
-        return experiment.only([turn.arm]).model_copy(update=changes)
 
     def _why_left(self, error: RunError, context: TrialContext) -> str | None:
         """Return why the trial's arm leaves the search; None where the run broke, or its control did."""
@@ -273,5 +263,4 @@ def check_budget(experiment: Experiment, minutes: float) -> None:
 def in_rounds(turns: Sequence[Turn]) -> list[Turn]:
     """Return the turns with the starts of each arm spread out: the first of every arm, then the second of every arm."""
     arms = [turn.arm for turn in turns]
-    rounds = [arms[:place].count(arm) for place, arm in enumerate(arms)]
-    return [turn for _, turn in sorted(zip(rounds, turns, strict=True), key=lambda pair: pair[0])]
+    return [turns[place] for place in sorted(range(len(turns)), key=lambda place: arms[:place].count(arms[place]))]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from tailgate.loadtests.trials.status import Status
 from tailgate.servers.clock import now_ns
 from tailgate.servers.complaint import ConfigError
 
-_EVERY_S = 1.0
+_START_S, _EVERY_S = 0.1, 1.0
 _LAST_WAIT_S = 3.0
 _MOST_NOTES = 60
 _SHOWN = ("phase", "detail", "trial", "trials", "planned", "duration_s")
@@ -39,64 +39,65 @@ def page_port(text: str) -> int | None:
     return int(text)
 
 
-class LivePage:
-    """The page of the run whose `status` is given, served to this machine at `port` from `open` until `close`."""
+@contextmanager
+def live_page(status: Status, port: int, ended: Mapping[str, Any]) -> Iterator[None]:
+    """Serve the page of the run behind `status` to this machine at `port`, from when its directory is there.
 
-    def __init__(self, port: int, status: Status) -> None:
-        self._port, self._status = port, status
-        self.url = ""  # while it is served
-        self._run_dir = Path()
-        self._server: PageServer | None = None
-        self._began_ns = now_ns()
-        self._written_load_s = -1.0
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._write_until_closed, name="live-page", daemon=True)
+    At the end of the block show browsers how the run `ended`.
+    """
+    closing = threading.Event()
+    thread = threading.Thread(target=_serve, args=(status, port, ended, closing), name="live-page", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        closing.set()
+        thread.join()
 
-    def open(self, run_dir: Path) -> None:
-        """Serve the page of the run in `run_dir`, and note its address."""
-        self._run_dir = run_dir
-        try:
-            self._server = PageServer(run_dir, self._port)
-        except OSError as error:
-            why = error.strerror or error
-            self._status.note(f"there is no live page, and the run goes on: port {self._port}: {why}")
+
+def _serve(status: Status, port: int, ended: Mapping[str, Any], closing: threading.Event) -> None:
+    began_ns, written_s = now_ns(), -1.0
+    while (run_dir := status.run_dir) is None:
+        if closing.wait(_START_S):
             return
-        self.url = f"http://127.0.0.1:{self._server.port}/"
-        self._status.note(f"live page: {self.url}")
-        self._write()
-        self._server.open()
-        self._thread.start()
+    try:
+        server = PageServer(run_dir, port)
+    except OSError as error:
+        status.note(f"there is no live page, and the run goes on: port {port}: {error.strerror or error}")
+        return
+    status.note(f"live page: http://127.0.0.1:{server.port}/")
+    _write_status(run_dir, status, began_ns)
+    server.open()
+    last = False
+    while not last:
+        last = closing.wait(_EVERY_S)
+        _write_status(run_dir, status, began_ns, ended if last else None)
+        written_s = _append_load(run_dir, status, written_s)
+    server.finish(_LAST_WAIT_S)
+    server.close()
 
-    def close(self, ended: Mapping[str, Any]) -> None:
-        """Show browsers how the run `ended`, and stop the page."""
-        if self._server is None:
-            return
-        self._closing.set()
-        self._thread.join()
-        self._write(ended)
-        self._server.finish(_LAST_WAIT_S)
-        self._server.close()
 
-    def _write_until_closed(self) -> None:
-        while not self._closing.wait(_EVERY_S):
-            self._write()
+def _write_status(run_dir: Path, status: Status, began_ns: int, ended: Mapping[str, Any] | None = None) -> None:
+    load, at_ns = status.load, now_ns()
+    replicas = {
+        name: {**asdict(state), "text": state.text(), "running": state.running(at_ns)}
+        for name, state in dict(status.replicas).items()
+    }
+    content = {
+        **{"at_ns": at_ns, "began_ns": began_ns, **{name: getattr(status, name) for name in _SHOWN}},
+        **{"replicas": replicas, "load": {name: getattr(load, name) for name in _SHOWN_OF_LOAD}},
+        **{"notes": status.notes[-_MOST_NOTES:], "ended": ended},
+    }
+    with suppress(OSError, ValueError):
+        write_document(run_dir / "status.json", content)
 
-    def _write(self, ended: Mapping[str, Any] | None = None) -> None:
-        status, load, at_ns = self._status, self._status.load, now_ns()
-        replicas = {
-            name: {**asdict(state), "text": state.text(), "running": state.running(at_ns)}
-            for name, state in dict(status.replicas).items()
-        }
-        content = {
-            **{"at_ns": at_ns, "began_ns": self._began_ns, **{name: getattr(status, name) for name in _SHOWN}},
-            **{"replicas": replicas, "load": {name: getattr(load, name) for name in _SHOWN_OF_LOAD}},
-            **{"notes": status.notes[-_MOST_NOTES:], "ended": ended},
-        }
-        with suppress(OSError, ValueError):
-            write_document(self._run_dir / "status.json", content)
-        if not load.arms or load.t_s == self._written_load_s:
-            return
-        self._written_load_s = load.t_s
-        line = {"at_ns": at_ns, "trial": status.trial, "arms": {name: asdict(arm) for name, arm in load.arms.items()}}
-        with suppress(OSError, ValueError), (self._run_dir / "load.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line, separators=(",", ":")) + "\n")
+
+def _append_load(run_dir: Path, status: Status, written_s: float) -> float:
+    """Append the live numbers to load.jsonl if there are newer ones than `written_s`; return of when they are."""
+    load = status.load
+    if not load.arms or load.t_s == written_s:
+        return written_s
+    arms = {name: asdict(arm) for name, arm in load.arms.items()}
+    with suppress(OSError, ValueError), (run_dir / "load.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"at_ns": now_ns(), "trial": status.trial, "arms": arms}, separators=(",", ":")) + "\n")
+    return load.t_s

@@ -6,7 +6,6 @@ import math
 import re
 import secrets
 import socket
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -20,13 +19,12 @@ from tailgate.loadtests.traffic.prompts import PromptSource
 from tailgate.loadtests.traffic.settings import TrafficConfig
 from tailgate.loadtests.trials.context import RunError, TrialContext
 from tailgate.loadtests.trials.processes import child_environment
-from tailgate.loadtests.trials.status import read_load, read_workers
-from tailgate.loadtests.workers.channel import TOKEN_VARIABLE, channel_token
+from tailgate.loadtests.trials.status import read_load
+from tailgate.loadtests.workers.channel import TOKEN_VARIABLE, channel_token, locust
 from tailgate.servers.processes import Child, describe_exit, log_tail
 
-# -P: a directory called `locust` where the user stands must not be imported instead.
-_LOCUST_COMMAND = (sys.executable, "-P", "-m", "locust")
-_LOCUSTFILE = Path(__file__).resolve().parents[1] / "chat.py"
+_AWAITED = re.compile(r"Waiting for workers to be ready, (\d+ of \d+) connected")  # as Locust (2.47) logs each second
+_GIVEN_UP = "Gave up waiting for workers to connect"  # at the end of that
 _OWN_ERROR = re.compile(r"/ERROR/tailgate: (.+)")
 _START_S = 120.0
 _STOP_GRACE_S = 15.0
@@ -66,19 +64,21 @@ class LoadGenerator:
             tail = self.child.log_tail(2)
             raise RunError(f"the load did not end within {self._limit_s:g} s: {tail}: see {self.child.log_path}")
         if code:
-            self.read()
             raise RunError(self._failure(code))
         return code == 0
 
     def _failure(self, code: int) -> str:
         traffic = self._trial.experiment.traffic
-        why = f"the load generator ended with {describe_exit(code)}: {why_it_ended(self.child.log_path)}"
-        if traffic.remote_workers and (workers := read_workers(self._trial.folder)) is not None:
+        why, tail = f"the load generator ended with {describe_exit(code)}", self.child.log_tail(20)
+        if _GIVEN_UP in tail:
+            came = (_AWAITED.findall(tail) or ["not all"])[-1]
             why = (
-                f"{workers[0]} of {workers[1]} load workers came within {self._workers_s:g} s: start `tailgate worker "
+                f"{came} load workers came within {self._workers_s:g} s: start `tailgate worker "
                 f"--master {traffic.master_bind}` on {counted(traffic.remote_workers, 'host')} with the same "
                 f"{TOKEN_VARIABLE}, or raise trials.ready_timeout_s"
             )
+        else:
+            why += f": {why_it_ended(self.child.log_path)}"
         return f"{why}: see {self.child.log_path}"
 
     def show(self) -> None:
@@ -89,9 +89,8 @@ class LoadGenerator:
             late = status.load.t_s > traffic.duration_s
             status.phase = "waiting for the last answers" if late else "traffic"
             status.detail = "" if late else f"{max(0.0, status.load.t_s):.0f} of {traffic.duration_s:g} s"
-        elif (workers := read_workers(self._trial.folder)) is not None:
-            status.phase = "waiting for load workers"
-            status.detail = f"{workers[0]} of {workers[1]} at {traffic.master_bind}"
+        elif traffic.remote_workers and (awaited := _AWAITED.search(self.child.log_tail(1))):
+            status.phase, status.detail = "waiting for load workers", f"{awaited[1]} at {traffic.master_bind}"
 
     def read(self) -> None:
         """Take the live numbers into the status, and the start of the load into trial.json once that is known."""
@@ -159,7 +158,7 @@ def locust_command(folder: Path, traffic: TrafficConfig, *, wait_s: float = 0.0)
     It waits up to `wait_s` for those of other hosts.
     """
     workers, remote = traffic.workers, traffic.remote_workers
-    command = [*_LOCUST_COMMAND, "-f", str(_LOCUSTFILE), "--headless", "--only-summary", "--exit-code-on-error", "0"]
+    command = [*locust(), "--headless", "--only-summary", "--exit-code-on-error", "0"]
     command += ["-u", str(workers + remote), "-r", str(workers + remote)]
     if remote or workers > 1:
         # Locust's usual port may be taken by another run.

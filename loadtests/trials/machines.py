@@ -6,6 +6,7 @@ reason.
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -16,13 +17,14 @@ from typing import Any, Literal, cast
 from tailgate.analysis.records.schemas import MACHINES, RUN_HOST
 from tailgate.analysis.records.tables import CUT_OFF, RecordError, RecordWriter, read_table
 from tailgate.loadtests.monitor.gpus import MUCH_BYTES, device_name, index_of
-from tailgate.loadtests.monitor.readings import Seen, Task, Unreadable, Watch, start_monitor, watch
+from tailgate.loadtests.monitor.readings import Seen, Task, Unreadable, Watch
 from tailgate.loadtests.trials.context import TrialContext
 from tailgate.loadtests.trials.processes import child_environment, thread_variables
 from tailgate.servers.clock import now_ns
 from tailgate.servers.processes import Child, Measured, Ready, messages_of
 
 # -P: a directory called `tailgate` where the user stands must not be imported instead.
+MONITOR_COMMAND = (sys.executable, "-P", "-m", "tailgate.loadtests.monitor")
 REFERENCE_COMMAND = (sys.executable, "-P", "-m", "tailgate.servers.reference")
 _FIRST_LOOK_S = 60.0
 _STOP_GRACE_S = 5.0
@@ -54,7 +56,14 @@ class MonitorProcess:
             sample_s=machines.sample_s,
             devices=devices,
         )
-        self.child = start_monitor(task, log_path=trial.logs / "watcher.log", environment=child_environment())
+        self.child = Child(
+            "watcher",
+            [*MONITOR_COMMAND, json.dumps(asdict(task))],
+            log_path=trial.logs / "watcher.log",
+            environment=child_environment(),
+            commands=True,
+            parse=messages_of(Seen, Unreadable),
+        )
         empty: dict[str, Any] = {"machines": {}, "devices": {}, "unreadable": [], "before": []}
         trial.facts.monitor = {"interval_s": machines.sample_s, **empty}
 
@@ -82,9 +91,9 @@ class MonitorProcess:
         if self.child is None:
             return
         if pid is not None:
-            watch(self.child, Watch(name=name, pid=pid, arm=arm))
+            self.child.command(json.dumps(asdict(Watch(name=name, pid=pid, arm=arm))))
         else:
-            self._take(Unreadable(host=RUN_HOST, name=name, what="cpu_s", why="its process cannot be seen from here"))
+            self._take(Unreadable(name=name, what="cpu_s", why="its process cannot be seen from here"))
 
     def poll(self, timeout_s: float = 0.0) -> None:
         """Take what the monitor says into the trial's facts, and note its death."""
@@ -96,7 +105,7 @@ class MonitorProcess:
         if ended and not self._ended:
             self._ended = True
             why = f"the watcher {self.child.ending(ended)}"
-            self._take(Unreadable(host=RUN_HOST, name="watcher", what="samples", why=why))
+            self._take(Unreadable(name="watcher", what="samples", why=why))
             self._trial.status.note(f"the machines were not watched to the end: {why}")
             with suppress(OSError, RecordError):
                 self._end_table()

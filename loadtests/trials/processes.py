@@ -11,7 +11,7 @@ import psutil
 
 from tailgate.analysis.wording import counted
 from tailgate.loadtests.provider import TOKEN_VARIABLE as PROVIDER_TOKEN_VARIABLE
-from tailgate.loadtests.trials.context import RunError, TrialContext
+from tailgate.loadtests.trials.context import RunError
 from tailgate.loadtests.workers.channel import TOKEN_VARIABLE
 from tailgate.servers.clock import anchored_environment
 from tailgate.servers.config import ArmConfig
@@ -40,17 +40,16 @@ def processor_sets(processors: Sequence[int], replicas: int) -> list[tuple[int, 
 
 
 class ProcessorTurns:
-    """Have replicas change processors while traffic flows, so that no processor's speed looks like an arm's.
+    """Have replicas change processors every `every_s` of the traffic, so that no processor's speed looks like an arm's.
 
     On a shared host a processor whose core a neighbour works on runs at half the speed of another, for tens of
     seconds, and a guest cannot see which. The usable processors are cut into as many sets as there are replicas, and
     after each turn every replica takes the set of the one before it: after as many turns as there are sets each has had
-    all of them. `poll` is called many times a turn; `stop` gives every thread all processors back.
+    all of them. 0 is never. `poll` is called many times a turn; `stop` gives every thread all processors back.
     """
 
-    def __init__(self, trial: TrialContext) -> None:
-        self._trial = trial
-        self._every_s = trial.experiment.machines.processor_turn_s
+    def __init__(self, every_s: float) -> None:
+        self._every_s = every_s
         self._pids: tuple[int, ...] = ()
         self._sets: list[tuple[int, ...]] = []
         self._next_s = 0.0
@@ -80,14 +79,10 @@ class ProcessorTurns:
         self._turns += 1
 
     def stop(self) -> None:
-        """Let every thread run where it might before, and write to trial.json how many turns there were."""
+        """Let every thread run where it might before."""
         for pid in self._pids:
             with contextlib.suppress(OSError):
                 _bind(pid, os.sched_getaffinity(0))
-        if self._sets:
-            facts = {"every_s": self._every_s, "turns": self._turns, "sets": self._sets}
-            self._trial.facts.processor_turns, self._sets = facts, []
-            self._trial.keep_facts()
 
 
 def _bind(pid: int, processors: Collection[int]) -> None:

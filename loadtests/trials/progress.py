@@ -35,7 +35,7 @@ def parts_of(status: Status, elapsed_s: float) -> list[str]:
     parts.append(f"{load.finished}{of} requests" + (f", {load.failed} failed" if load.failed else ""))
     parts += [
         f"{name} "
-        + (f"ttft p50 {_ms(arm.ttft_p50_ms)} p99 {_ms(arm.ttft_p99_ms)} " if load.streams else "")
+        + ("" if arm.ttft_p50_ms is None else f"ttft p50 {_ms(arm.ttft_p50_ms)} p99 {_ms(arm.ttft_p99_ms)} ")
         + f"e2e p99 {_ms(arm.e2e_p99_ms)}"
         for name, arm in load.arms.items()
     ]

@@ -68,7 +68,7 @@ class RampRun(Orchestrator):
 
     def _steering(self, context: TrialContext) -> list[Steering]:
         assert self._judge is not None
-        return [RampControl(context.folder.parent, self.experiment, judge=self._judge)]
+        return [RampControl(context.folder.parent, self.experiment, judge=self._judge).poll]
 
 
 class Candidate:
@@ -91,19 +91,20 @@ class Candidate:
         self._count(trial)
         at_ns, finished, failed = self._counts[-1]
         first_ns, finished_before, failed_before = self._counts[0]
-        under_way = [compile.so_far(now_ns()) for compile in trial.collector.compiling]
         found = compile_alarms(
             self.name,
-            [*trial.collector.served_compiles, *under_way],
+            # In this order: a compile that ends meanwhile is in both.
+            [*trial.collector.compiling, *trial.collector.served_compiles],
+            now_ns=at_ns,
             stall_limit_s=self._limits.stall_limit_s,
             max_recompiles=self._gates.max_recompiles,
         )
-        found += death_alarms(self.name, trial.context.facts.deaths, now_ns=now_ns())
+        found += death_alarms(self.name, trial.context.facts.deaths, now_ns=at_ns)
         found += burst_alarms(
             self.name,
             failed=failed - failed_before,
             finished=finished - finished_before,
-            now_ns=now_ns(),
+            now_ns=at_ns,
             meanwhile=f"in the last {(at_ns - first_ns) / 1e9:.0f} s",
         )
         return sorted(found)

@@ -66,12 +66,11 @@ class Replicas:
 
     def start(self) -> None:
         """Start every replica and wait until it is warm, in an order drawn from the seed: no arm always goes first."""
-        experiment, facts = self._trial.experiment, self._trial.facts
+        experiment = self._trial.experiment
         self._trial.status.phase = "starting arms"
         every = [(arm, name) for arm in experiment.own_arms for name in arm.replica_names]
         rng = np.random.default_rng([experiment.seed, self._trial.number])
         waiting = [every[index] for index in rng.permutation(len(every))]
-        facts.start_order = [name for _, name in waiting]
         while waiting or not all(replica.ready for replica in self._replicas.values()):
             self._trial.check()
             starting = sum(not replica.ready for replica in self._replicas.values())
@@ -81,8 +80,7 @@ class Replicas:
             for replica in self._replicas.values():
                 self._advance(replica)
             time.sleep(_POLL_S)
-        serving_ns = self._collector.serving_ns
-        facts.ready |= {arm.name: max(serving_ns[name] for name in arm.replica_names) for arm in experiment.own_arms}
+        self._trial.facts.ready_ns = now_ns()
         self._trial.write_facts()
 
     def _launch(self, arm: OwnArm, name: str) -> None:
@@ -121,15 +119,13 @@ class Replicas:
                 f"{child.log_tail(2)}"
             )
         if failure:
-            name = replica.arm.name
-            raise StartError(name, f'arm "{name}": {replica.name} {failure}: see {child.log_path}')
+            raise StartError(f'arm "{replica.arm.name}": {replica.name} {failure}: see {child.log_path}')
         if replica.ready:
             return
         if replica.channel is None:
             self._find_port(replica)
         elif is_serving(replica.channel):
             replica.ready = True
-            self._collector.serving_ns.setdefault(replica.name, now_ns())
             state.stage = "ready"
 
     def _find_port(self, replica: _Replica) -> None:
@@ -162,8 +158,7 @@ class Replicas:
         self._monitor.place_arms()
         self._trial.write_facts()
         if not experiment.compare_models:
-            control = self.snapshots.get(experiment.control.replica_names[0])
-            check_alike(self.snapshots, control or next(iter(self.snapshots.values())))
+            check_alike(self.snapshots, experiment.control.replica_names[0])
 
     @property
     def targets(self) -> dict[str, tuple[str, ...]]:
@@ -188,12 +183,9 @@ class Replicas:
             if code is None or replica.dead:
                 continue
             replica.dead = True
-            at_ns = now_ns()
+            trial, child, at_ns = self._trial, replica.child, now_ns()
             death = {"arm": replica.arm.name, "replica": replica.name, "at_ns": at_ns, "exit_code": code}
-            trial, child = self._trial, replica.child
-            if (compiling := self._collector.last_compiling(replica.name)) is not None:
-                death["compiling"] = compiling.facts(at_ns)
-            trial.facts.deaths.append(death)
+            trial.facts.deaths.append(death | self._collector.unfinished(replica.name, at_ns))
             trial.write_facts()
             trial.status.replicas[replica.name].stage = "dead"
             trial.status.note(f"{replica.name} died ({describe_exit(code)}): {child.log_tail(1)}: see {child.log_path}")
@@ -221,9 +213,7 @@ class Replicas:
             if replica.child.poll() is not None or replica.channel is None or not is_serving(replica.channel):
                 continue
             if (snapshot := self._collector.snapshot(name, timeout_s=2.0)) is not None:
-                final[name] = final_account(snapshot)
-                if (compiling := self._collector.last_compiling(name)) is not None:
-                    final[name]["compiling"] = compiling.facts(now_ns())
+                final[name] = final_account(snapshot) | self._collector.unfinished(name, now_ns())
         return final
 
     def stop(self) -> None:

@@ -16,16 +16,17 @@ from tailgate.analysis.records.documents import toml_with_checksum, write_docume
 from tailgate.loadtests.experiments.files import check_writable
 from tailgate.loadtests.experiments.model import Experiment
 from tailgate.loadtests.experiments.reading import to_toml, write_schema
+from tailgate.loadtests.traffic.drawing import Source
 from tailgate.loadtests.traffic.schedule import Schedule
 from tailgate.loadtests.trials.context import RunError, StopRequestedError, TrialContext, TrialFacts
 from tailgate.loadtests.trials.environment import describe_environment, new_run_dir
-from tailgate.loadtests.trials.live_page import LivePage
 from tailgate.loadtests.trials.preflight import check_experiment
 from tailgate.loadtests.trials.served_parity import Answers
 from tailgate.loadtests.trials.status import Status
-from tailgate.loadtests.trials.steering import EarlyEnding, Judge, Steering, WeightWatch
+from tailgate.loadtests.trials.steering import Judge, Steering, end_when_decided, watch_weights
 from tailgate.loadtests.trials.trial import Trial
-from tailgate.loadtests.trials.trial_schedule import TrialSchedules, in_trial
+from tailgate.loadtests.trials.trial_schedule import draw, in_trial, source_of
+from tailgate.loadtests.trials.weights import WeightController
 from tailgate.servers.complaint import ConfigError, fault, write_failure
 from tailgate.servers.splitter.admin import SplitterError
 
@@ -57,9 +58,8 @@ class RunOutcome:
 class Orchestrator:
     """Runs one experiment into a new directory under `out`. `status` says at any time what is going on.
 
-    `arm_command` is what starts an arm replica, in front of --config, --port, --replica and --cache-dir. A `page` is
-    opened with the run directory and stays until its owner closes it. With `metrics` replicas show their pages to
-    Prometheus, and `status` says where.
+    `arm_command` is what starts an arm replica, in front of --config, --port, --replica and --cache-dir. With `metrics`
+    replicas show their pages to Prometheus, and `status` says where.
     """
 
     def __init__(
@@ -74,12 +74,11 @@ class Orchestrator:
         self.experiment = experiment
         self.status = status or Status()
         self._out = out
-        self.page: LivePage | None = None
         self.metrics = False
         self._shared_cache = out / "compile-cache"
         self._arm_command = tuple(arm_command)
         self._parity_command = parity_command
-        self._schedules: TrialSchedules | None = None
+        self._source: Source | None = None
         self._judge: Judge | None = None
         # A plain flag: the signal handler that sets it may interrupt any line of the main thread, where taking a lock
         # could deadlock.
@@ -91,18 +90,20 @@ class Orchestrator:
 
     def prepare(self) -> None:
         """Check machine and traffic; start and write nothing. Raises ConfigError."""
-        if self._schedules is None:
+        if self._source is None:
             check_experiment(self.experiment)
-            self._schedules = TrialSchedules.of(self.experiment)  # an impossible schedule is known now
-            if trace := self._schedules.source.trace:
-                self.status.note(trace.account)
+            source = source_of(self.experiment)
+            draw(self.experiment, source, 1)  # an impossible schedule is known now
+            if source.trace:
+                self.status.note(source.trace.account)
             check_writable(self._out)
+            self._source = source
 
     @property
-    def schedules(self) -> TrialSchedules:
-        """Return what draws the schedules of the trials, once all is prepared."""
-        assert self._schedules is not None
-        return self._schedules
+    def source(self) -> Source:
+        """Return what schedules are drawn from, once all is prepared."""
+        assert self._source is not None
+        return self._source
 
     def run(self) -> RunOutcome:
         """Record all trials, or those until the run breaks or is interrupted, in a new run directory.
@@ -114,8 +115,6 @@ class Orchestrator:
         status.duration_s = experiment.traffic.duration_s
         self.prepare()
         status.run_dir = run_dir = self._directory()
-        if self.page is not None:
-            self.page.open(run_dir)
         ended = partial(RunOutcome, run_dir=run_dir, complete=False)
         try:
             if experiment.parity.full:
@@ -173,7 +172,7 @@ class Orchestrator:
                 arms = [arm.name for arm in self.experiment.arms]
                 rates = self._next_rates(run_dir, arms, self.experiment.traffic.saturation_steps)
                 self.status.note(f"trial {number} searches at {', '.join(f'{rate:g}' for rate in rates)} requests/s")
-            schedule = self.schedules.draw(number, rates)
+            schedule = draw(self.experiment, self.source, number, rates)
             context = self._context(in_trial(self.experiment, number), number, run_dir, schedule)
             self._run_trial(context, schedule)
             if context.facts.ended is not None:
@@ -219,8 +218,12 @@ class Orchestrator:
 
     def _steering(self, context: TrialContext) -> list[Steering]:
         """Return what may end a trial early, or watches or moves its weights."""
-        steering: list[Steering] = [WeightWatch(context)] if context.experiment.traffic.design == "split" else []
-        return [*steering, EarlyEnding(self._judge)] if self._judge is not None else steering
+        steering: list[Steering] = [] if self._judge is None else [partial(end_when_decided, self._judge)]
+        if context.experiment.traffic.design == "split":
+            given = {arm.name: arm.weight for arm in context.experiment.arms}
+            weights = WeightController(context.folder.parent, given, trial=context.number, configured=given)
+            steering.append(partial(watch_weights, weights))
+        return steering
 
     def _check(self) -> None:
         if self._interrupted:

@@ -12,45 +12,6 @@ from typing import Any
 from tailgate.analysis.judging.alarms import ServedCompile
 from tailgate.servers.clock import now_ns
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnderWay:
-    """What a replica that serves has been compiling since `start_ns`. Which requests wait, its event says at its end.
-
-    `kind` is compile, whichever it turns out to be, or graph_capture.
-    """
-
-    arm: str
-    replica: str
-    kind: str
-    start_ns: int
-    shape: str = ""
-
-    def seconds(self, at_ns: int) -> float:
-        """Return how long it has gone on."""
-        return max(0.0, (at_ns - self.start_ns) / 1e9)
-
-    def facts(self, at_ns: int) -> dict[str, Any]:
-        """Return what trial.json states of a compile whose end was not seen."""
-        return {"start_ns": self.start_ns, "seconds": self.seconds(at_ns), "shape": self.shape}
-
-    def text(self, at_ns: int) -> str:
-        """Return such as "compiling for 12 s (prefill 2x64)"."""
-        return f"compiling for {self.seconds(at_ns):.0f} s" + (f" ({self.shape})" if self.shape else "")
-
-    def so_far(self, at_ns: int) -> ServedCompile:
-        """Return the part of it that has passed."""
-        return ServedCompile(
-            arm=self.arm,
-            replica=self.replica,
-            kind=self.kind,
-            seconds=self.seconds(at_ns),
-            end_ns=at_ns,
-            shape=self.shape,
-            over=False,
-        )
-
-
 _IDLE_NS = 5_000_000_000  # after which a last step says nothing of now
 
 
@@ -63,14 +24,15 @@ class ReplicaState:
     total: int = 0
     detail: str = ""
     compiles: int = 0
-    compiling: UnderWay | None = None  # while it serves
+    compiling: ServedCompile | None = None
     step_rows: int | None = None  # requests in its last step
     step_ns: int = 0  # when that ended
 
     def text(self) -> str:
-        """Return such as "warm-up 2/5 4x64"."""
-        if self.compiling is not None:
-            return self.compiling.text(now_ns())
+        """Return such as "warm-up 2/5 4x64" or "compiling for 12 s (prefill 2x64)"."""
+        if (compiling := self.compiling) is not None:
+            shape = f" ({compiling.shape})" if compiling.shape else ""
+            return f"compiling for {compiling.seconds(now_ns()):.0f} s{shape}"
         if self.stage == "warmup":
             counted = f" {self.done}/{self.total}" if self.total else ""
             return f"warm-up{counted} {self.detail}".rstrip()
@@ -104,12 +66,6 @@ class Load:
     t_s: float = 0.0
     arms: Mapping[str, ArmLoad] = field(default_factory=dict)
     accounts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-
-    @property
-    def streams(self) -> bool:
-        """Return whether answers have first tokens, as far as any answer shows: a vector has none."""
-        arms = self.arms.values()
-        return any(arm.ttft_p50_ms is not None for arm in arms) or all(arm.e2e_p50_ms is None for arm in arms)
 
     @property
     def lag_ms(self) -> float | None:
@@ -182,12 +138,3 @@ def _merged(parts: Sequence[Mapping[str, Any]]) -> ArmLoad:
         inflight=sum(part["inflight"] for part in parts),
         **{key: worst(key) for key in ("ttft_p50_ms", "ttft_p99_ms", "e2e_p50_ms", "e2e_p99_ms")},
     )
-
-
-def read_workers(folder: Path) -> tuple[int, int] | None:
-    """Return (load processes connected, expected) while some are awaited, as `workers.json` says; else None."""
-    try:
-        account = json.loads((folder / "workers.json").read_text(encoding="utf-8"))
-    except OSError:
-        return None
-    return None if account.get("assigned") else (account["connected"], account["expected"])

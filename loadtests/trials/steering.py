@@ -1,16 +1,14 @@
-"""What may end a trial early or move its weights: interim analyses, and counts that no analysis has to wait for."""
+"""What may end a trial early or move its weights, while its traffic flows."""
 
 from __future__ import annotations
 
-import math
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 from tailgate.analysis.interim import JOURNAL
-from tailgate.analysis.judging.alarms import compile_alarms, death_alarms
 from tailgate.loadtests.page.tails import LinesTail
 from tailgate.loadtests.trials.context import TrialContext
 from tailgate.loadtests.trials.processes import child_environment
@@ -35,12 +33,7 @@ class Steered(Protocol):
         """
 
 
-class Steering(Protocol):
-    """Is asked many times a second while the traffic flows."""
-
-    def poll(self, trial: Steered) -> None:
-        """Do what is due now."""
-
+Steering = Callable[[Steered], None]  # does what is due now, many times a second while the traffic flows
 
 _COMMAND = (sys.executable, "-P", "-m", "tailgate.analysis.interim")
 _GRACE_S = 2.0
@@ -91,62 +84,28 @@ def early_end(interim: Mapping[str, Any], ended: Collection[str] = ()) -> tuple[
     return None, {arm: outlooks[arm]["reason"] for arm in failed}
 
 
-def harmed(trial: Steered) -> Mapping[str, str]:
-    """Return the arms whose counts are over their limits, each with the reason: no interim analysis has to confirm it.
-
-    Cold starts with a budget of their own are left to the interim analyses, which know when they are over.
-    """
-    experiment, facts = trial.context.experiment, trial.context.facts
-    limits, found = experiment.gates, {}
-    for arm in experiment.arms:
-        if arm.control or arm.name in facts.ended_arms:
-            continue
-        alarms = death_alarms(arm.name, facts.deaths, now_ns=now_ns())
-        events, most = trial.collector.served_compiles, limits.max_recompiles
-        alarms += compile_alarms(arm.name, events, stall_limit_s=math.inf, max_recompiles=most)
-        if alarms:
-            found[arm.name] = min(alarms).why
-    return found
-
-
-class EarlyEnding:
-    """Ends the load of a trial, as a whole or for one arm, once an interim analysis or a count decides it."""
-
-    def __init__(self, judge: Judge) -> None:
-        self._judge = judge
-
-    def poll(self, trial: Steered) -> None:
-        """Do what the last interim analysis decides. trial.json states why."""
-        facts, status, interim = trial.context.facts, trial.context.status, self._judge.last()
-        if facts.ended is not None or facts.start_ns is None:
-            return
-        why, arms = None, dict(harmed(trial))
-        if interim is not None and interim["trial"] == trial.context.number:
-            why, failed = early_end(interim, facts.ended_arms)
-            arms |= failed
-        if why is None and not arms:
-            return
-        at_ns = now_ns() + END_DELAY_NS
-        for arm, reason in arms.items():
-            facts.ended_arms[arm] = {"at_ns": at_ns, "why": reason}
-            status.note(f"{arm} gets no more: {reason}")
-        if why is not None:
-            facts.ended = why
-            status.note(why)
-        trial.end_load(at_ns if why is not None else None)
+def end_when_decided(judge: Judge, trial: Steered) -> None:
+    """End the load, as a whole or for one arm, once an interim analysis decides it. trial.json states why."""
+    facts, status, interim = trial.context.facts, trial.context.status, judge.last()
+    if facts.ended is not None or interim is None or interim["trial"] != trial.context.number:
+        return
+    why, arms = early_end(interim, facts.ended_arms)
+    if why is None and not arms:
+        return
+    at_ns = now_ns() + END_DELAY_NS
+    for arm, reason in arms.items():
+        facts.ended_arms[arm] = {"at_ns": at_ns, "why": reason}
+        status.note(f"{arm} gets no more: {reason}")
+    if why is not None:
+        facts.ended = why
+        status.note(why)
+    trial.end_load(at_ns if why is not None else None)
 
 
-class WeightWatch:
-    """Records changes of the weights that the run did not make, in a trial that leaves them as configured."""
-
-    def __init__(self, context: TrialContext) -> None:
-        weights = {arm.name: arm.weight for arm in context.experiment.arms}
-        self._weights = WeightController(context.folder.parent, weights, trial=context.number, configured=weights)
-
-    def poll(self, trial: Steered) -> None:
-        """Record and note a change."""
-        if trial.splitter is None:
-            return
-        with suppress(*UNANSWERED):  # an Envoy that is gone ends the run by other ways
-            if (change := self._weights.poll(trial.splitter)) is not None:
-                trial.context.status.note(f"weights are {in_words(change)} now: {change.why}")
+def watch_weights(weights: WeightController, trial: Steered) -> None:
+    """Record and note a change of the weights that the run did not make, in a trial that leaves them as configured."""
+    if trial.splitter is None:
+        return
+    with suppress(*UNANSWERED):  # an Envoy that is gone ends the run by other ways
+        if (change := weights.poll(trial.splitter)) is not None:
+            trial.context.status.note(f"weights are {in_words(change)} now: {change.why}")

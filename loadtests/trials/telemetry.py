@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from tailgate.analysis.judging.alarms import ServedCompile
 from tailgate.analysis.records.schemas import COMPILE_EVENTS, MACHINES, STEPS
 from tailgate.analysis.records.tables import RecordWriter
 from tailgate.loadtests.trials.channels import arm_channel
-from tailgate.loadtests.trials.status import ReplicaState, Status, UnderWay
+from tailgate.loadtests.trials.status import ReplicaState, Status
 from tailgate.servers.complaint import named, write_failure
 from tailgate.servers.rpc import telemetry_pb2, telemetry_pb2_grpc
 
@@ -28,15 +27,6 @@ log = logging.getLogger("tailgate.telemetry")
 FLUSH_EVERY_S = 1.0
 _RETRY_S = 0.5
 _LOST_S = 1.2  # longer than a retry: a connection may be lost without a death
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Restart:
-    """A replica that served from `before_ns` on serves anew from `serving_ns` on: it is another process."""
-
-    replica: str
-    before_ns: int
-    serving_ns: int
 
 
 @dataclass(slots=True)
@@ -48,11 +38,10 @@ class _Follower:
     channel: grpc.Channel
     state: ReplicaState
     call: Any = None
-    events_seen: set[tuple[str, int]] = field(default_factory=set)  # id and start: ids begin anew with the process
+    events_seen: set[str] = field(default_factory=set)
     last_step_ns: int = -1  # the end of it
     last_memory_ns: int = 0
-    cut_short: UnderWay | None = None  # under way when the stream broke off
-    serving_ns: int = 0  # since when it serves, by its own word
+    cut_short: ServedCompile | None = None  # under way when the stream broke off
     lost_s: float | None = None  # since when its telemetry is broken off, on the monotonic clock
 
 
@@ -76,8 +65,7 @@ class Collector:
         self._stopping = threading.Event()
         self._taken = 0
         self.failure: str | None = None
-        self.serving_ns: dict[str, int] = {}
-        self._restarts: queue.SimpleQueue[Restart] = queue.SimpleQueue()
+        self.served_since_ns: dict[str, list[int]] = {}  # of each replica, by its own word; a second one is a restart
         self.served_compiles: list[ServedCompile] = []  # while serving, in the order of their reports
         self._threads = [threading.Thread(target=self._flush_until_stopped, name="collector", daemon=True)]
         self._threads[0].start()
@@ -110,25 +98,25 @@ class Collector:
         return answer
 
     @property
-    def compiling(self) -> list[UnderWay]:
+    def compiling(self) -> list[ServedCompile]:
         """Return what replicas that serve compile now, the longest first."""
         states = [state.compiling for state in list(self._status.replicas.values())]
         return sorted(filter(None, states), key=lambda compile: compile.start_ns)
 
-    def last_compiling(self, replica: str) -> UnderWay | None:
-        """Return what the replica compiles, or compiled while serving when its telemetry broke off."""
-        return self._followers[replica].state.compiling or self._followers[replica].cut_short
+    def unfinished(self, replica: str, at_ns: int) -> dict[str, Any]:
+        """Return what trial.json states of a compile of the replica whose end was not seen until `at_ns`, be it that
+        its telemetry broke off: {"compiling": …}, or nothing."""
+        compiling = self._followers[replica].state.compiling or self._followers[replica].cut_short
+        if compiling is None:
+            return {}
+        seconds = compiling.seconds(at_ns)
+        return {"compiling": {"start_ns": compiling.start_ns, "seconds": seconds, "shape": compiling.shape}}
 
     def lost(self) -> frozenset[str]:
         """Return the replicas that cannot be reached: their telemetry broke off, and did not come back in time."""
         before_s = time.monotonic() - _LOST_S
         followers = self._followers.items()
         return frozenset(name for name, item in followers if item.lost_s is not None and item.lost_s < before_s)
-
-    def new_restarts(self) -> Iterator[Restart]:
-        """Yield every restart since the last call."""
-        while not self._restarts.empty():
-            yield self._restarts.get()
 
     def settle(self, *, quiet_s: float = 0.5, timeout_s: float = 5.0) -> None:
         """Wait until nothing new came for `quiet_s`, or `timeout_s` have passed."""
@@ -178,21 +166,21 @@ class Collector:
         if kind == "progress":
             self._take_progress(follower, event.progress)
         elif kind == "under_way":
-            self._take_under_way(follower, event.under_way)
+            follower.cut_short, compiling = None, event.under_way
+            is_served = compiling.phase != "warmup" and not compiling.end_ns
+            follower.state.compiling = _served(follower, compiling, None) if is_served else None
         elif kind == "compile":
-            key = event.compile.event_id, event.compile.start_ns
-            served = event.compile.phase != "warmup"
-            if key in follower.events_seen or (served and event.compile.end_ns < self._since_ns):
-                return
-            follower.events_seen.add(key)
-            follower.state.compiles = len(follower.events_seen)
-            row = _row(COMPILE_EVENTS, event.compile, self._trial, follower)
-            if served:
-                columns = {name: row[name] for name in ("arm", "replica", "kind", "end_ns", "shape")}
-                self.served_compiles.append(ServedCompile(**columns, seconds=(row["end_ns"] - row["start_ns"]) / 1e9))
-            identity = f"{self._trial}-{follower.replica}-{key[0]}"
+            compile, served = event.compile, event.compile.phase != "warmup"
+            identity = f"{self._trial}-{follower.replica}-{compile.event_id}"  # the check telemetry reads the number
             if self._since_ns:
-                identity = f"{identity}-{key[1]}"  # a replica that lived before and may start anew counts from there
+                identity = f"{identity}-{compile.start_ns}"  # a replica that may start anew counts anew
+            if identity in follower.events_seen or (served and compile.end_ns < self._since_ns):
+                return
+            follower.events_seen.add(identity)
+            follower.state.compiles = len(follower.events_seen)
+            if served:
+                self.served_compiles.append(_served(follower, compile, compile.end_ns))
+            row = _row(COMPILE_EVENTS, compile, self._trial, follower)
             self._append("compile_events", {**row, "event_id": identity})
         elif kind == "steps":
             for step in event.steps.records:
@@ -206,25 +194,17 @@ class Collector:
             known = {field.name: value for field, value in event.memory.ListFields()}
             self._append("machines-arms", {"host": "run", **place, **known})
 
-    def _take_under_way(self, follower: _Follower, compile: telemetry_pb2.CompileUnderWay) -> None:
-        follower.cut_short = None
-        is_served = compile.phase != "warmup" and not compile.end_ns
-        columns = {name: getattr(compile, name) for name in ("kind", "start_ns", "shape")}
-        own = UnderWay(arm=follower.arm, replica=follower.replica, **columns) if is_served else None
-        follower.state.compiling = own
-
     def _append(self, table: str, row: dict[str, Any]) -> None:
         with self._lock:
             self._taken += table != "machines-arms"  # which never rests
             self._rows[table].append(row)
 
     def _take_progress(self, follower: _Follower, progress: telemetry_pb2.Progress) -> None:
-        state, at_ns, before_ns = follower.state, progress.at_ns, follower.serving_ns
+        state = follower.state
         if progress.stage == "serving":
-            self.serving_ns.setdefault(follower.replica, at_ns)
-            if 0 < before_ns < at_ns:
-                self._restarts.put(Restart(replica=follower.replica, before_ns=before_ns, serving_ns=at_ns))
-            follower.serving_ns = at_ns
+            since_ns = self.served_since_ns.setdefault(follower.replica, [])
+            if not since_ns or progress.at_ns > since_ns[-1]:
+                since_ns.append(progress.at_ns)
         if state.stage != "dead":
             state.stage, state.detail = progress.stage, progress.detail
             state.done, state.total = progress.done, progress.total
@@ -247,6 +227,13 @@ class Collector:
             write()
         except OSError as error:
             self.failure = self.failure or f"telemetry cannot be written: {write_failure(error)} and run again"
+
+
+def _served(
+    by: _Follower, compile: telemetry_pb2.CompileEvent | telemetry_pb2.CompileUnderWay, end_ns: int | None
+) -> ServedCompile:
+    columns = {name: getattr(compile, name) for name in ("kind", "start_ns", "shape")}
+    return ServedCompile(arm=by.arm, replica=by.replica, end_ns=end_ns, **columns)
 
 
 def _row(schema: pa.Schema, message: Message, trial: int, follower: _Follower) -> dict[str, Any]:

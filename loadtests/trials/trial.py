@@ -63,7 +63,7 @@ class Trial:
         self._replicas = Replicas(
             context, command=arm_command, cache=cache, collector=self.collector, monitor=self._monitor
         )
-        self._turns = ProcessorTurns(context)
+        self._turns = ProcessorTurns(context.experiment.machines.processor_turn_s)
         self._pressure = Pressure(context, self._monitor)
         self._envoy: Envoy | None = None
         self.splitter: Splitter | None = None
@@ -153,9 +153,8 @@ class Trial:
             self._turns.poll()
             self._pressure.poll()
             for steering in self._steering:
-                steering.poll(self)
+                steering(self)
             time.sleep(_POLL_S)
-        load.read()
 
     def end_load(self, at_ns: int | None) -> None:
         """Send nothing due at the instant or later, nor to an arm of `ended_arms` from its own on."""

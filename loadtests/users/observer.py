@@ -206,16 +206,13 @@ class Observer:
         late_ns = self._read_ns - int(self.timeout_s * 1e9)
         account = {
             "worker": 0,
-            "planned": None,
             **asdict(counts),
-            "records": {"written": counts.finished, "dropped": 0, "waiting_bytes": 0},
+            "records": {"written": counts.finished},
             "start_ns": self.since_ns,
             "settled_ns": self._under_way.settled_ns(self._read_ns),
             # what has lasted for too long to be waited for, and may be hurt
             "unfinished": {arm: self._under_way.at(arm, until_ns=late_ns) for arm in self.arms},
-            "clock": {"same": True},
             "splitter": None if self._counted is None else {"count": self._counted},
-            "error": None,
             "complete": complete,
             "t_s": round((now_ns - self.since_ns) / 1e9, 3),
             "arms": {

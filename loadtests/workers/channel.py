@@ -1,11 +1,12 @@
-"""What goes over Locust's channel between master and workers, and the secret without which nothing does."""
+"""What starts Locust, what goes over its channel between master and workers, and the secret of that channel."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+import sys
+from pathlib import Path
 
 from tailgate.servers.complaint import ConfigError
+from tailgate.servers.security import secret_in
 
 # Master to worker: its part of the trial; the start; the instant from which nothing is sent, to all arms or some; stop.
 ASSIGN, START, END, STOP = (f"tailgate_{name}" for name in ("assign", "start", "end", "stop"))
@@ -18,21 +19,20 @@ ACCOUNT, FILE, HAVE, CLOCK = (f"tailgate_{name}" for name in ("account", "file",
 PROTOCOL = 8  # of all these messages: raise it with any change that an older worker would misread
 
 TOKEN_VARIABLE = "TAILGATE_CHANNEL_TOKEN"
-FEWEST_CHARACTERS = 16
 
 
-def channel_token(what: str, *, environment: Mapping[str, str] = os.environ) -> str:
-    """Return the secret in `environment`, which `what` needs. Raises ConfigError, without it, where it is missing or
-    too short."""
-    token = environment.get(TOKEN_VARIABLE, "").strip()
-    if not token:
-        raise ConfigError(
-            f"{what} needs a secret, so that only your workers take part in the load: export {TOKEN_VARIABLE}=... here "
-            "and on the hosts of all workers, made with `openssl rand -hex 16`"
-        )
-    if len(token) < FEWEST_CHARACTERS:
-        raise ConfigError(
-            f"{TOKEN_VARIABLE} holds {len(token)} characters; the least is {FEWEST_CHARACTERS}: make one with "
-            "`openssl rand -hex 16`"
-        )
-    return token
+def locust(locustfile: str = "chat") -> list[str]:
+    """Return the command line of Locust with one of tailgate's locustfiles, for its options to follow."""
+    path = Path(__file__).resolve().parents[1] / f"{locustfile}.py"
+    # -P: a directory called `locust` where the user stands must not be imported instead.
+    return [sys.executable, "-P", "-m", "locust", "-f", str(path)]
+
+
+def channel_token(what: str) -> str:
+    """Return the secret, which `what` needs. Raises ConfigError where it is missing or of no use."""
+    if token := secret_in(TOKEN_VARIABLE):
+        return token
+    raise ConfigError(
+        f"{what} needs a secret, so that only your workers take part in the load: export {TOKEN_VARIABLE}=... here "
+        "and on the hosts of all workers, made with `openssl rand -hex 16`"
+    )

@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -120,8 +119,8 @@ def _on_init(task: Task, environment: Environment, runner: Any, **_: Any) -> Non
 # --- Locust's channel -------------------------------------------------------------------------------------------------
 
 
-def close_channel(environment: Mapping[str, str] = os.environ) -> None:
-    """Let every socket that Locust opens from now on speak only with processes that have the secret in `environment`.
+def close_channel() -> None:
+    """Let every socket that Locust opens from now on speak only with processes that have the secret.
 
     Without the variable Locust is left as it is. Raises ConfigError for an empty or short secret.
 
@@ -129,9 +128,9 @@ def close_channel(environment: Mapping[str, str] = os.environ) -> None:
     (https://rfc.zeromq.org/spec/26/) needs the master's public key for the first message. Here both sides make all keys
     from the secret, and none of them is ever sent, so that a message without it is never read.
     """
-    if TOKEN_VARIABLE not in environment:
+    if TOKEN_VARIABLE not in os.environ:
         return
-    token = channel_token("Locust's channel", environment=environment)
+    token = channel_token("Locust's channel")
 
     def pair(side: str) -> tuple[bytes, bytes]:
         # Slow on purpose, some 50 ms: a recorded greeting may be used to try words as secrets.

@@ -73,11 +73,10 @@ class Master:
         if remote := int(self._options.remote_workers):
             # With --processes Locust expects just the processes of this host.
             self._options.expect_workers = (self._options.processes or 0) + remote
-            gevent.spawn(self._show_connected)
 
     def assign(self) -> None:
         """Hand every load process that is connected now its share."""
-        ids = [""]
+        ids = ["local"]  # as Locust's local runner calls itself
         if self._is_master:
             clients = self._runner.clients
             ids = sorted(
@@ -89,7 +88,7 @@ class Master:
         self._waiting, self._running = set(ids), set(ids)
         shares = [schedule.share(number, len(ids)) for number in range(len(ids))]
         for number, client_id in enumerate(ids):
-            planned = shares[number].copies(config.arms)
+            planned = sum(shares[number].planned.values())
             self._loads[client_id] = _Load(number=number, client_id=client_id, planned=planned)
         shared = {
             "protocol": channel.PROTOCOL,
@@ -125,15 +124,14 @@ class Master:
 
     def _send(self, kind: str, data: dict[str, Any], load: _Load) -> None:
         try:
-            self._runner.send_message(kind, data, load.client_id or None)
+            self._runner.send_message(kind, data, load.client_id)
         except RPCError as error:
             logger.warning("a message to load process %d could not be sent: %s", load.number, error)
 
     def _receive(
         self, listener: Callable[[_Load, dict[str, Any]], None], environment: Environment, msg: Any, **_: Any
     ) -> None:
-        load = self._loads.get(str(msg.node_id) if self._is_master else "")
-        if load is not None:
+        if (load := self._loads.get(str(msg.node_id))) is not None:
             listener(load, msg.data)
 
     def _on_ready(self, load: _Load, data: dict[str, Any]) -> None:
@@ -237,12 +235,3 @@ class Master:
             write_document(path, {**account, "planned": load.planned, **lost})
         except OSError as error:
             self._fail(f"records cannot be written: {write_failure(error)} and run again")
-
-    def _show_connected(self) -> None:
-        """Write to workers.json how many load processes are connected, until they are assigned."""
-        path, expected = self._folder / "workers.json", {"expected": self._options.expect_workers}
-        while not self._loads:
-            workers = len(self._runner.clients.ready) if self._is_master else 0
-            write_document(path, {**expected, "connected": workers})
-            gevent.sleep(0.5)
-        write_document(path, {**expected, "connected": len(self._loads), "assigned": True})

@@ -126,7 +126,7 @@ class Worker:
         generator = self._load.begin(
             config,
             worker=worker,
-            planned=share.copies(config.arms),
+            planned=sum(share.planned.values()),
             records=str(folder),
             clock=None if self._keep is None else self._clock,
         )

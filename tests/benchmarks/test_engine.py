@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.engine import MeasurementError, main, steady_decode
-from benchmarks.floor import StepBytes, measure_bandwidth, step_bytes
+from benchmarks.command import MeasurementError
+from benchmarks.engine import StepBytes, main, measure_bandwidth, steady_decode, step_bytes
 from tailgate.servers.config import ModelConfig
 from tailgate.servers.engine.messages import StepOutput
 from tailgate.servers.engine.model import load_model
@@ -119,7 +119,7 @@ def test_only_full_decode_steps_behind_full_decode_steps_count() -> None:
         step(177, "decode", "ab"),  # 5 ms
         step(178, "decode", "a"),
     ]
-    seen = steady_decode(outputs, {"a": 100, "b": 200, "c": 5}, batch=2)
+    seen = steady_decode(outputs, 100, batch=2)
     assert seen.steps == 3
     assert seen.seconds == pytest.approx(0.015)
     assert seen.step_ms == pytest.approx(5.0)
@@ -129,9 +129,9 @@ def test_only_full_decode_steps_behind_full_decode_steps_count() -> None:
 def test_positions_are_those_a_step_attends_to() -> None:
     outputs = [step(0, "prefill", "a"), step(1, "decode", "a"), step(2, "decode", "a")]
     # The third token is computed from the second, written at position 11: 12 positions with the ten of the prompt.
-    assert steady_decode(outputs, {"a": 10}, batch=1).positions == 12
+    assert steady_decode(outputs, 10, batch=1).positions == 12
 
 
 def test_an_output_without_a_step_does_not_stop_the_clock() -> None:
     outputs = [step(0, "decode", "a"), StepOutput(emit_ns=3 * MS), step(5, "decode", "a")]
-    assert steady_decode(outputs, {"a": 1}, batch=1).step_ms == pytest.approx(5.0)
+    assert steady_decode(outputs, 1, batch=1).step_ms == pytest.approx(5.0)

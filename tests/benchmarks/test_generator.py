@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +14,8 @@ import pyarrow as pa
 import pytest
 import torch
 
-from benchmarks.contest import ROOT, ContestError, Emitted, Work, null_server, own_error, run, stream_figures
+from benchmarks.command import MeasurementError
+from benchmarks.generator import ROOT, Work, null_server, own_error, run, sent_by_server, stream_figures
 from benchmarks.null_server import Pace
 from benchmarks.planted_arm import plant, planted_in
 from benchmarks.simulation.records import request_table
@@ -42,9 +42,8 @@ def observed(stamps: list[int]) -> pa.Table:
     return request_table(np.array([0]), request_id=["r0"], token_ns=[stamps])
 
 
-# One stream in phase 0 of 2, a tick each 10 ms, from 1 s on.
-TICKS = np.arange(20, dtype=np.int64)
-SENT = Emitted(ticks=TICKS, emits=1000 * MS + TICKS * 10 * MS, late=TICKS, streams={"r0": (0, 10)}, phases=2)
+# One stream, a token each 20 ms, from 1 s on.
+SENT = {"r0": 1000 * MS + np.arange(10) * 20 * MS}
 
 
 def test_lag_is_the_stamp_less_the_servers_send_time() -> None:
@@ -61,9 +60,8 @@ def test_tokens_that_do_not_come_are_late_until_the_window_ends() -> None:
     figures = stream_figures(observed(stamps), SENT, (1000 * MS, 1200 * MS))
     assert figures["delivered"] == 0.5
     assert figures["max_lag_ms"] == 100.0
-    unknown = replace(SENT, streams={"other": (0, 10)})
-    with pytest.raises(ContestError, match="no token was sent in the window and came"):
-        stream_figures(observed(stamps), unknown, (1000 * MS, 1200 * MS))
+    with pytest.raises(MeasurementError, match="no token was sent in the window and came"):
+        stream_figures(observed(stamps), {"other": SENT["r0"]}, (1000 * MS, 1200 * MS))
 
 
 def test_own_error_is_late_start_and_delivery_and_not_the_server() -> None:
@@ -104,7 +102,7 @@ def test_a_grpc_client_gets_paced_tokens_with_their_send_times(tmp_path: Path) -
     assert 0.15 < (emits[-1] - emits[0]) / 1e9 < 0.5
     assert trailing["tailgate-output-tokens"] == "40"
     assert int(trailing["tailgate-recv-ns"]) <= emits[0] <= int(trailing["tailgate-end-ns"]) <= now_ns()
-    assert Emitted.read(tmp_path / "server.npz").of("one").tolist() == emits
+    assert sent_by_server(tmp_path / "server.npz")[0]["one"].tolist() == emits
 
 
 SCRIPTS = ("analysis.py", "case.py", "gallery.py", "generator.py", "judging.py", "mutants.py", "peer.py")

@@ -23,7 +23,6 @@ from tests.fakes.whole_run import environment, experiment, tailgate
 from tests.loadtests.page.conftest import Serve
 
 STATE = (("tailgate.analysis.report", "plot.js"), ("tailgate.loadtests.page", "state.js"))
-GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "demo" / "summary.json"
 HOSTILE = "</script><img src=x onerror=\"document.title='pwned'\"><b>bold</b>\"'`&amp;"
 LONG = "an-arm-whose-name-has-as-many-characters-as-a-name-may-have-here"
 READY = "document.documentElement.dataset.ready === 'yes'"

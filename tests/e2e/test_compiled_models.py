@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from tailgate.servers.compiler import policy as compiler_policy
 from tailgate.servers.compiler.recorder import CompileRecorder
 from tailgate.servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
 from tailgate.servers.engine import steps
@@ -50,39 +49,6 @@ def test_layers_share_a_graph_whatever_their_scales_and_nothing_compiles_after_w
     serve(runner, jobs_for(runner.vocab_size, seed=1))
     assert recorder.drain() == []
     assert runner.memory_bytes()["quantised_weights"] == weight_bytes(runner.model)[1]
-
-
-def test_a_regional_arm_compiles_one_graph_a_shape_however_many_layers(recorder: CompileRecorder) -> None:
-    arm = ArmConfig.from_preset("compiled-bucketed", engine=ENGINE.replace(step_tokens=16))
-    arm = arm.replace(compile=arm.compile.replace(backend="eager", options={}, join_projections=False))
-    runner = runner_for(arm, recorder)
-    planned = len(list(runner.shapes.planned()))
-    assert len(runner.cache.layers) > 1
-    assert len([event for event in recorder.drain() if event.kind in ("compile", "recompile")]) == planned
-    jobs = jobs_for(runner.vocab_size, seed=8)
-    serve(runner, jobs)
-    assert recorder.drain() == []
-    assert_greedy_like_generate(runner, jobs)
-
-
-def minimal(name: str, **policy: Any) -> ArmConfig:
-    """Return an arm that is warm for one static shape."""
-    compiling = CompileConfig(enabled=True, dynamic=False, backend="eager", warmup="minimal", **policy)
-    return ArmConfig(name=name, compile=compiling, engine=ENGINE)
-
-
-def test_a_strict_arm_refuses_unseen_shapes_and_goes_on(recorder: CompileRecorder) -> None:
-    arm = minimal("strict", strict=True)
-    runner = runner_for(arm, recorder)
-    recorder.drain()
-    before, after = own_request(arm), own_request(arm)
-    serve(runner, [before])
-    with pytest.raises(compiler_policy.UnforeseenShapeError) as refused:
-        serve(runner, jobs_for(runner.vocab_size, seed=4, count=1))
-    assert all(word in str(refused.value) for word in ("prefill ", "size mismatch"))
-    serve(runner, [after])
-    assert after.output == before.output
-    assert recorder.drain() == [], "nothing compiles, and nothing runs eagerly"
 
 
 def test_warming_kernels_compiles_no_graph(recorder: CompileRecorder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,15 +95,6 @@ def test_a_compiled_prefill_computes_the_logits_of_one_position_a_row(
     preset: str, head: str, tmp_path: object, recorder: CompileRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert_answers_for_one_position_a_row(preset, head, tmp_path, recorder, monkeypatch)
-
-
-def test_past_the_recompile_limit_the_canary_sees_steps_run_eagerly(recorder: CompileRecorder) -> None:
-    runner = runner_for(minimal("limited", recompile_limit=2), recorder)
-    recorder.drain()
-    jobs = jobs_for(runner.vocab_size, seed=4, count=6)
-    serve(runner, jobs)
-    assert {"limit_hit", "eager_fallback"} <= {event.kind for event in recorder.drain()}
-    assert_greedy_like_generate(runner, jobs)
 
 
 def split_at_two(logits: torch.Tensor) -> torch.Tensor:

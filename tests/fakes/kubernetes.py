@@ -14,8 +14,22 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any
 
+from tailgate.servers.metadata import ARM_HEADER
+from tailgate.servers.splitter.kubernetes import service_name
 from tests.fakes.credentials import Certificates
 from tests.fakes.http_servers import HttpPeer, Request, plain
+
+
+def route_of(weights: Mapping[str, int]) -> dict[str, Any]:
+    """A route that pins the arms and splits over them by weight, as deploy/kubernetes/gateway.yaml has it."""
+    backends = [{"name": service_name(arm), "port": 50051} for arm in weights]
+    shares = [{**backend, "weight": weight} for backend, weight in zip(backends, weights.values(), strict=True)]
+    pins = [
+        {"matches": [{"headers": [{"type": "Exact", "name": ARM_HEADER, "value": arm}]}], "backendRefs": [backend]}
+        for arm, backend in zip(weights, backends, strict=True)
+    ]
+    return {"kind": "GRPCRoute", "metadata": {"name": "tailgate"}, "spec": {"rules": [*pins, {"backendRefs": shares}]}}
+
 
 PREFIX = "/apis/gateway.networking.k8s.io/v1/namespaces/"
 Change = Callable[[dict[str, Any]], None]

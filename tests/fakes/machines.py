@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from ctypes import c_uint
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -68,27 +67,25 @@ class FakeMachines:
 
     def facts(self, arms: Sequence[str], trial: int, rng: np.random.Generator) -> dict[str, Any]:
         devices = {f"cuda:{index}": index for index in range(self.cards)}
-        same = {"host": "run", "name": self.model, "driver": "580.65", "memory_bytes": 150_754_820_096, "mig": False}
-        same |= {"power_limit_default_w": LIMIT_W, "sm_max_mhz": TOP_MHZ}
-        neighbour = {"pid": 4711, "name": "python", "memory_bytes": 2 << 30}
+        neighbour = {"pid": 4711, "name": "python"}
         monitor = {
             "interval_s": 1.0,
             "machines": {"run": {"machine": "c0ffee123456", "cpu": "AMD EPYC 9454", "cpus": 16}},
             "devices": {
-                name: same
-                | {
+                name: {
+                    "name": self.model,
                     "uuid": f"GPU-{index}",
                     "power_limit_w": LIMIT_W * self._size("power_limit", name, trial),
                 }
                 for name, index in devices.items()
             },
             "unreadable": [
-                {"host": "run", "name": item.place, "what": item.column, "why": "Not Supported"}
+                {"name": item.place, "what": item.column, "why": "Not Supported"}
                 for item in self.troubles
                 if item.what == "unreadable"
             ],
             "before": [
-                {"host": "run", "device": name}
+                {"device": name}
                 | {"processes": [neighbour] if self._size("foreign", name, trial, otherwise=0.0) else []}
                 | {"memory_bytes": int(self._size("held", name, trial, otherwise=0.5) * (1 << 30))}
                 for name in devices
@@ -263,7 +260,6 @@ class FakeCard:
     utilisation: int = 0
     used: int = 0
     processes: dict[int, int | None] = field(default_factory=dict)
-    parent: FakeCard | None = None  # of a part, with MIG
     refused: dict[str, str] = field(default_factory=dict)
 
 
@@ -278,18 +274,13 @@ class FakeNvml:
         self._parts = {part.uuid: part for part in parts}
         self._missing = missing
         values: dict[str, Callable[..., Any]] = {
-            "IsMigDeviceHandle": lambda card: c_uint(card.parent is not None),
-            "GetDeviceHandleFromMigDeviceHandle": lambda card: card.parent,
-            "GetIndex": lambda card: self._cards.index(card),
             "GetUUID": lambda card: card.uuid,
             "GetName": lambda card: card.name,
             "GetPciInfo": lambda card: SimpleNamespace(domain=0, bus=card.bus, device=0),
             "GetClockInfo": lambda card, kind: {1: card.sm_mhz}[kind],
-            "GetMaxClockInfo": lambda card, kind: {1: 1980}[kind],
             "GetPowerUsage": lambda card: 89_036,
             "GetEnforcedPowerLimit": lambda card: 700_000,
             "GetPowerManagementLimit": lambda card: 650_000,
-            "GetPowerManagementDefaultLimit": lambda card: 700_000,
             "GetCurrentClocksThrottleReasons": lambda card: card.throttle,
             "GetCudaComputeCapability": lambda card: [9, 0],
             "GetTemperature": lambda card, sensor: 41,

@@ -16,8 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import tomli_w
 
+from benchmarks.simulation.records import EPOCH_NS, request_table
+from tailgate.analysis.arrays import Floats, Ints
 from tailgate.analysis.checks.check import ESTIMATES, Check
 from tailgate.analysis.checks.table import RULES
 from tailgate.analysis.judging.gates import Gate
@@ -28,8 +31,8 @@ from tailgate.analysis.run.slo import ShareResult
 from tailgate.analysis.statistics.compare import Comparison
 from tests.fakes.machines import FakeMachines
 
-EPOCH_NS = 1_700_000_000_000_000_000
 SECOND = 1_000_000_000
+SENT_NS = 200_000  # after it was due
 SEPARATE_DAYS = 120  # of runs whose trials do not take turns
 
 
@@ -149,17 +152,16 @@ def _make_run(directory: Path, run: FakeRun) -> None:
 
 
 def _experiment(run: FakeRun) -> str:
-    lines = [f'name = "{run.name}"', f"seed = {run.seed}", f"compare_models = {str(run.compare_models).lower()}", ""]
-    for position, arm in enumerate(run.arms):
-        lines += ["[[arms]]", f'name = "{arm.name}"', f"control = {str(position == 0).lower()}", ""]
-        for part, settings in arm.config.items():
-            lines += [f"[arms.{part}]", tomli_w.dumps(settings)] if isinstance(settings, Mapping) else []
-    lines += ["[traffic]", f'design = "{run.design}"', "timeout_s = 60"]
-    lines += [f"ignore_eos = {str(run.ignore_eos).lower()}", ""]
-    tables: dict[str, Any] = {"model": {"task": run.task}} if run.task != "generate" else {}
-    tables |= {"trials": {"count": run.trials}, "gates": dict(run.gates), "slo": dict(run.slo)}
-    tables["parity"] = dict(run.parity)
-    return "\n".join(lines) + "\n" + tomli_w.dumps(tables)
+    arms = [
+        {"name": arm.name, "control": not position}
+        | {part: dict(settings) for part, settings in arm.config.items() if isinstance(settings, Mapping)}
+        for position, arm in enumerate(run.arms)
+    ]
+    table = {"name": run.name, "seed": run.seed, "compare_models": run.compare_models, "arms": arms}
+    table["traffic"] = {"design": run.design, "timeout_s": 60, "ignore_eos": run.ignore_eos}
+    table["model"] = {"task": run.task} if run.task != "generate" else {}
+    table |= {"trials": {"count": run.trials}, "gates": dict(run.gates), "slo": dict(run.slo)}
+    return tomli_w.dumps({**table, "parity": dict(run.parity)})
 
 
 def _correlated(rng: np.random.Generator, count: int, spread: float, rho: float) -> np.ndarray[Any, Any]:
@@ -191,20 +193,14 @@ def _write_trial(folder: Path, run: FakeRun, number: int) -> None:
         for position, arm in enumerate(run.arms):
             noise = 0.05 * rng.standard_normal(count)
             failing = rng.uniform(size=count) < arm.error_share
-            begun = 0.0
-            for index in range(count):
-                if run.design != "mirrored" and chosen[index] != position:
-                    continue
-                block = int(offsets[index] // 30)
-                drift = 0.3 * shape[index] + noise[index] + shared[block] + own[arm.name][block]
-                scale = levels[position % 9] * arm.ratio * np.exp(drift)
-                if position == 0 and _during(offsets[index], run.arms[1:]):
-                    scale *= run.interference
-                begun = max(offsets[index], begun + 1.0 / arm.holds_rps)
-                row = _request(run, arm, number, index, start, offsets[index], begun, scale, int(tokens[index]))
-                if failing[index]:
-                    row |= {"status": arm.error_status, "error": "made up", "first_token_ns": None, "token_ns": None}
-                writer.append(row)
+            block = (offsets // 30).astype(int)
+            drift = 0.3 * shape + noise + shared[block] + own[arm.name][block]
+            scale = levels[position % 9] * arm.ratio * np.exp(drift)
+            if position == 0:
+                scale = np.where(_during(offsets, run.arms[1:]), scale * run.interference, scale)
+            mine = np.flatnonzero((run.design == "mirrored") | (chosen == position))
+            table = _requests(run, arm, number, mine, start, offsets[mine], scale[mine], tokens[mine], failing[mine])
+            writer.append_batch(table.combine_chunks().to_batches()[0])
     if run.telemetry:
         _write_telemetry(folder, run, number, start, offsets)
     trial = _facts(run, number, start, count)
@@ -246,56 +242,60 @@ def _config(arm: FakeArm) -> dict[str, Any]:
     return {"name": arm.name, "preset": arm.name, **tables}
 
 
-def _evenly(first: int, last: int, count: int) -> list[int]:
-    """Return what np.linspace does, in a third of its time: it is called for every request."""
-    times = np.arange(count) * ((last - first) / max(1, count - 1)) + float(first)
-    if count > 1:
-        times[-1] = last
-    return times.astype(np.int64).tolist()
-
-
-def _request(
+def _requests(
     run: FakeRun,
     arm: FakeArm,
     trial: int,
-    index: int,
+    index: Ints,
     start: int,
-    offset: float,
-    begun: float,
-    scale: float,
-    tokens: int,
-) -> dict[str, Any]:
+    due_s: Floats,
+    scale: Floats,
+    tokens: Ints,
+    failing: Any,
+) -> pa.Table:
+    """Return the arm's requests by their number in the trial; all of shape (n,)."""
+    waits = np.arange(1, len(index) + 1) / arm.holds_rps
+    begun = np.maximum(np.maximum.accumulate(due_s - waits), 0.0) + waits
     first, end = begun + 0.05 * scale, begun + 0.05 * scale + 0.01 * arm.decode * scale * (tokens - 1)
-    stall = 0.0
+    stall = np.zeros(len(index))
     for compiling in arm.compiles:
         until = compiling.at_s + compiling.seconds
-        if offset < until and end > compiling.at_s:
-            held = until - max(compiling.at_s, offset)
-            first += held if first > compiling.at_s else 0.0
-            end += held
-            stall += held
-    split = run.design != "mirrored"
-    sent = start + int(offset * SECOND) + 200_000
-    name = f"{trial}-{index}"
-    row: dict[str, Any] = {
-        **{"request_id": name if split else f"{name}-{arm.name}", "pair_id": None if split else name},
-        **{"session_id": f"s{index}", "trial": trial, "arm": arm.name, "replica": f"{arm.name}-0"},
-        **{"scheduled_ns": start + int(offset * SECOND), "sent_ns": sent, "status": "OK", "phase": "measure"},
-        "first_token_ns": start + int(first * SECOND) + 200_000,
-        "end_ns": start + int(end * SECOND) + 200_000,
-        "max_tokens": tokens if run.ignore_eos else 200,
-        **{"prompt_tokens": 64, "output_tokens": tokens},
-    }
-    row["token_ns"] = _evenly(row["first_token_ns"] - sent, row["end_ns"] - sent, tokens)
-    if run.task == "embed":
-        row |= dict.fromkeys(("first_token_ns", "token_ns", "output_tokens", "max_tokens"))
-    if run.server_columns:
-        row["compile_stall_ns"] = int(stall * SECOND)
-    return row
+        waited = (due_s < until) & (end > compiling.at_s)
+        held = np.where(waited, until - np.maximum(compiling.at_s, due_s), 0.0)
+        first = first + np.where(first > compiling.at_s, held, 0.0)
+        end, stall = end + held, stall + held
+    due_ns, first_ns, end_ns = (start + (at_s * SECOND).astype(np.int64) for at_s in (due_s, first, end))
+    gaps = np.repeat((end_ns - first_ns) / (tokens - 1), tokens)
+    ends = np.cumsum(tokens)
+    times = (np.arange(ends[-1]) - np.repeat(ends - tokens, tokens)) * gaps + np.repeat(first_ns - due_ns, tokens)
+    times[ends - 1] = end_ns - due_ns
+    lists = pa.ListArray.from_arrays(
+        pa.array(np.append(0, ends), pa.int32()), pa.array(times.astype(np.int64)), mask=pa.array(failing)
+    )
+    names = [f"{trial}-{number}" for number in index.tolist()]
+    split, embeds = run.design != "mirrored", run.task == "embed"
+    return request_table(
+        due_ns + SENT_NS,
+        request_id=names if split else [f"{name}-{arm.name}" for name in names],
+        pair_id=None if split else names,
+        session_id=[f"s{number}" for number in index.tolist()],
+        **{"trial": trial, "arm": arm.name, "replica": f"{arm.name}-0", "phase": "measure", "prompt_tokens": 64},
+        status=[arm.error_status if fails else "OK" for fails in failing],
+        error=["made up" if fails else None for fails in failing],
+        scheduled_ns=due_ns,
+        first_token_ns=None if embeds else pa.array(first_ns + SENT_NS, mask=failing),
+        token_ns=None if embeds else lists,
+        end_ns=end_ns + SENT_NS,
+        max_tokens=None if embeds else (tokens if run.ignore_eos else 200),
+        output_tokens=None if embeds else tokens,
+        compile_stall_ns=(stall * SECOND).astype(np.int64) if run.server_columns else None,
+    )
 
 
-def _during(offset: float, arms: Sequence[FakeArm]) -> bool:
-    return any(item.at_s <= offset < item.at_s + item.seconds for arm in arms for item in arm.compiles)
+def _during(offsets: Floats, arms: Sequence[FakeArm]) -> Any:
+    """Return whether an arm compiles at each offset."""
+    spans = [(item.at_s, item.at_s + item.seconds) for arm in arms for item in arm.compiles]
+    return np.any([(offsets >= begin) & (offsets < end) for begin, end in spans], axis=0) if spans else False
 
 
 def _trigger(run: FakeRun, arm: FakeArm, trial: int, compiling: Compile, offsets: np.ndarray[Any, Any]) -> list[str]:
@@ -334,9 +334,6 @@ def _write_telemetry(folder: Path, run: FakeRun, trial: int, start: int, offsets
                 kind = {"step_id": number, "kind": run.step_kinds[number % len(run.step_kinds)]}
                 kind |= {"compiled": arm.enabled and number >= arm.eager_steps, "batch": 3, "padded_batch": 4}
                 steps.append({**common, **tokens, **kind, "start_ns": at, "end_ns": at + 10_000_000})
-
-
-GATES = {}
 
 
 def gate(kind: str = "noninferiority", verdict: str = "PASS", arm: str = "compiled", **more: Any) -> Gate:

@@ -17,10 +17,9 @@ from tailgate.analysis.records.tables import read_table
 from tailgate.loadtests.experiments.model import Experiment
 from tailgate.loadtests.experiments.reading import from_table
 from tailgate.loadtests.trials.context import TrialContext, TrialFacts
-from tailgate.loadtests.trials.live_page import LivePage
 from tailgate.loadtests.trials.run import Orchestrator, RunOutcome
 from tailgate.loadtests.trials.status import ReplicaState, Status
-from tailgate.loadtests.trials.trial_schedule import TrialSchedules
+from tailgate.loadtests.trials.trial_schedule import draw, source_of
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE_ARM = ROOT / "tests" / "fakes" / "arm.py"
@@ -48,7 +47,6 @@ def run(
     out: Path,
     *flags: str,
     status: Status | None = None,
-    page: LivePage | None = None,
     metrics: bool = False,
     **more: Any,
 ) -> tuple[RunOutcome, Status]:
@@ -56,7 +54,7 @@ def run(
     status = status or Status()
     command = [sys.executable, str(FAKE_ARM), *flags]
     orchestrator = Orchestrator(what, out=out, status=status, arm_command=command, **more)
-    orchestrator.page, orchestrator.metrics = page, metrics
+    orchestrator.metrics = metrics
     return orchestrator.run(), status
 
 
@@ -168,7 +166,7 @@ def trial_context(
     folder.mkdir(parents=True, exist_ok=True)
     status = Status()
     status.replicas = {name: ReplicaState() for arm in table.arms for name in arm.replica_names}
-    facts = TrialFacts.of(table, 1, TrialSchedules.of(table).draw(1, ()))
+    facts = TrialFacts.of(table, 1, draw(table, source_of(table), 1))
     return TrialContext(experiment=table, number=1, folder=folder, facts=facts, status=status, check=check)
 
 

@@ -1,7 +1,4 @@
-"""A plan: what goes wrong in one run, drawn from a seed, and what the run is started with.
-
-`python -m tests.faults.plan LOG` is the external server of such a run; its first line on stdout is its address.
-"""
+"""A plan: what goes wrong in one run, drawn from a seed, and what the run is started with."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import contextlib
 import itertools
 import os
 import random
-import signal
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tailgate.servers.clock import anchored_environment
-from tests.fakes.http_servers import CompilingServer, serving
-from tests.fakes.processes import free_port
+from tests.fakes.processes import free_port, wait_for
 from tests.faults import machine, network, processes, storage
 from tests.faults.fault import CANDIDATE, Draw, Family, Kind, Moment, Setup, Situation, Truth
 from tests.faults.processes import MARK
@@ -244,9 +240,10 @@ def companions(plan: Plan, mark: str, setup: Setup) -> Iterator[list[str]]:
                 stack.enter_context(_running(tailgate(*worker), "worker", mark, setup))
             case "external":
                 words = ["run", *common]
-                server = [sys.executable, "-m", "tests.faults.plan", str(folder / "server.log")]
-                process = stack.enter_context(_running(server, "server", mark, setup))
-                address = _first_line(folder / "server.out", process)
+                server = [sys.executable, "-m", "tests.fakes.http_servers", "0", str(folder / "server.log")]
+                stack.enter_context(_running(server, "server", mark, setup))
+                said = folder / "server.out"
+                address = wait_for(lambda: re.search(r"serving (\S+)/v1, log .*\n", said.read_text()))[1]
             case _:
                 words = ["run", *common]
         (folder / "faults.toml").write_text(experiment(plan, address))
@@ -264,35 +261,15 @@ def tailgate(*words: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def _running(words: list[str], name: str, mark: str, setup: Setup) -> Iterator[subprocess.Popen[bytes]]:
+def _running(words: list[str], name: str, mark: str, setup: Setup) -> Iterator[None]:
     given = environment(mark, setup)
     with (setup.folder / f"{name}.out").open("wb") as out, (setup.folder / f"{name}.err").open("wb") as err:
         process = subprocess.Popen(words, cwd=setup.folder, env=given, stdout=out, stderr=err)
     try:
-        yield process
+        yield
     finally:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(10.0)
         process.kill()
         process.wait()
-
-
-def _first_line(path: Path, process: subprocess.Popen[bytes]) -> str:
-    while process.poll() is None:
-        if "\n" in (text := path.read_text()):
-            return text.partition("\n")[0]
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(0.05)
-    raise AssertionError(path.with_suffix(".err").read_text())
-
-
-def serve_external() -> None:
-    with serving(CompilingServer(Path(sys.argv[1]), compiles_at=-1, compile_s=0.0)) as address:
-        print(address, flush=True)
-        signal.sigwait({signal.SIGTERM})
-
-
-if __name__ == "__main__":
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # for the threads too
-    serve_external()

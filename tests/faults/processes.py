@@ -8,7 +8,8 @@ import signal
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+
+import psutil
 
 from tests.fakes.arm import LIES, Lie
 from tests.faults.fault import ARMS, CANDIDATE, CONTROL, Fault, Kind, Live, Moment, Setup, Situation, some_instant
@@ -18,18 +19,18 @@ _CONTROL = "eager"  # the control's name in every plan
 _MODULES = {
     "-m tailgate.loadtests.monitor": "watcher",
     "-m tailgate.loadtests.commands.main worker": "remote worker",
-    "tests.faults.plan": "server",
+    "tests.fakes.http_servers": "server",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process that runs or is stopped; `started` is in ticks since boot."""
+    """A process that runs or is stopped; `started` is in seconds since the epoch."""
 
     pid: int
     parent: int
     words: tuple[str, ...]
-    started: int
+    started: float
 
     @property
     def command(self) -> str:
@@ -39,16 +40,11 @@ class Process:
 
 def marked(mark: str) -> dict[int, Process]:
     """Return every process that was started with the mark in its environment, without zombies."""
-    wanted = f"{MARK}={mark}".encode()
     found = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            with suppress(OSError, IndexError, ValueError):
-                if wanted in (folder / "environ").read_bytes().split(b"\0"):
-                    fields = (folder / "stat").read_text().rpartition(")")[2].split()
-                    words = tuple((folder / "cmdline").read_bytes().decode(errors="replace").split("\0"))
-                    pid = int(folder.name)
-                    found[pid] = Process(pid=pid, parent=int(fields[1]), words=words, started=int(fields[19]))
+    for item in psutil.process_iter(["environ", "ppid", "cmdline", "create_time"]):
+        parent, words, started = (item.info[key] for key in ("ppid", "cmdline", "create_time"))
+        if (item.info["environ"] or {}).get(MARK) == mark and words:
+            found[item.pid] = Process(pid=item.pid, parent=parent, words=tuple(words), started=started)
     return found
 
 

@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 
-from tests.faults import day
 from tests.faults.campaign import carry_out
 from tests.faults.fault import Moment
 from tests.faults.machine import clocks, step_clock, why_no_clocks
@@ -252,27 +251,3 @@ def test_marked_processes_are_found_with_their_children_and_no_others() -> None:
         assert not marked(f"{mark}0")
     finally:
         started.communicate(b"\n")
-
-
-def test_growth_of_memory_and_open_files_is_a_miss_of_its_process() -> None:
-    values = [100_000 + 30 * at + (50 if at % 2 else -50) + (40_000 if at % 25 == 3 else 0) for at in range(101)]
-    samples = [day.Sample(at_s=float(at), memory=value, files=30 + (at > 50)) for at, value in enumerate(values)]
-    figures = {figure: day.growth(samples, figure, start_s=0.0, end_s=100.0) for figure in ("memory", "files")}
-    sent = {"eager": 10, "compiled": 10}
-    seen: dict[str, Any] = {"exit_code": 3, "complete": True, "planned": sent, "requests": sent}
-    seen |= {"processes": {"envoy #7": figures}, "left": []}
-    memory, files = day.misses(seen, memory=True)
-    assert memory.startswith("envoy #7: memory grew by 2.")
-    assert files.startswith("envoy #7: 30 files")
-    assert day.misses(seen, memory=False) == [files]
-
-
-def test_a_short_day_leaves_no_process_and_no_open_file(capsys: pytest.CaptureFixture[str]) -> None:
-    code = day.main(["--requests", "2000", "--compile-s", "1", "--no-memory"])
-    shown = capsys.readouterr()
-    found = json.loads(shown.out.splitlines()[-1])
-    assert (code, found["misses"]) == (0, []), shown.err
-    assert found["recompiles"]["eager"] == 0
-    assert found["recompiles"]["compiled"] >= 1
-    lived = {name.rpartition(" #")[0] for name, figures in found["processes"].items() if None not in figures.values()}
-    assert lived >= {"tailgate run", "envoy", "locust", "arm eager-0", "arm compiled-0"}

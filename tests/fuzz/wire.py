@@ -6,8 +6,9 @@ import json
 import random
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,6 +44,7 @@ from tests.fakes.http2 import chunk, frame, grpc_message
 from tests.fuzz.oracle import Reader, pieces
 
 _LARGEST_BLOCK = 256 * 1024
+_OIP_CALL = partial(OipCall, options=OipOptions())
 _TRAILERS = [("grpc-status", "0"), ("grpc-message", "all%20well"), ("tailgate-arm", "eager")] + [
     (trailing_key(name), str(7 + place)) for place, name in enumerate(FIGURES)
 ]
@@ -159,16 +161,9 @@ def _trailers(folder: Path, content: bytes, draws: random.Random) -> None:
     _records(call)
 
 
-def _oip(folder: Path, content: bytes, draws: random.Random) -> None:
-    call = OipCall(options=OipOptions(), headers=b"", body=b"", timeout_s=None, on_done=None, tag=None)
-    _fed(call, content, draws)
-
-
-def _embedding(folder: Path, content: bytes, draws: random.Random) -> None:
-    _fed(EmbedCall(headers=b"", body=b"", timeout_s=None, on_done=None, tag=None), content, draws)
-
-
-def _fed(call: GrpcCall, content: bytes, draws: random.Random) -> None:
+def _answered(call_of: Callable[..., GrpcCall], folder: Path, content: bytes, draws: random.Random) -> None:
+    """Take the content as the messages of an answer."""
+    call = call_of(headers=b"", body=b"", timeout_s=None, on_done=None, tag=None)
     call.on_headers(dict(_ANSWER), False, now_ns())
     for piece in pieces(content, draws):
         if not call.status:
@@ -285,11 +280,11 @@ WIRE = (
         seeds=lambda folder: ["\n".join(map(": ".join, _TRAILERS)).encode()],
         read=_trailers,
     ),
-    Reader(name="oip", seeds=_infer_answers, read=_oip, most_mib=160),
+    Reader(name="oip", seeds=_infer_answers, read=partial(_answered, _OIP_CALL), most_mib=160),
     Reader(
         name="embedding",
         seeds=lambda folder: [grpc_message(EmbedResponse(values=[0.5] * 8, tokens=4).SerializeToString())],
-        read=_embedding,
+        read=partial(_answered, EmbedCall),
     ),
     Reader(name="openai", seeds=_events, read=_openai),
     Reader(name="telemetry", seeds=_telemetry_seeds, read=_telemetry),

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailgate.servers.complaint import LONGEST, ConfigError, fault, one_line, span_s, write_failure
+from tailgate.servers.complaint import LONGEST, ConfigError, fault, one_line, write_failure
 from tailgate.servers.config import (
     ArmConfig,
     CompileConfig,
@@ -152,13 +152,6 @@ def test_a_dtype_or_a_gpu_that_quantised_weights_cannot_use_is_refused() -> None
     ):
         refusal(check_quantisation, model, on_gpu=True, capability=(8, 0), words=words)
         check_quantisation(model.replace(dtype="auto"), on_gpu=True, capability=(8, 9))
-
-
-def test_a_length_of_time_is_read_or_none() -> None:
-    for text, seconds in (("90", 90.0), ("90s", 90.0), (" 1.5h ", 5400.0), ("5 m", 300.0), ("2min", 120.0)):
-        assert span_s(text) == seconds
-    for other in ("", "0", "0s", "-5s", "5d", "nan", "1e3", "٣s", "5 m 3 s", "9" * 5000):
-        assert span_s(other) is None
 
 
 @given(st.text(max_size=50) | st.text(alphabet=st.characters(codec=None), max_size=50))

@@ -154,7 +154,7 @@ def test_other_work_is_unknown_where_an_external_server_of_the_host_cannot_be_se
     info = dict(run.trials[0].info)
     info["monitor"] = {
         **info["monitor"],
-        "unreadable": [{"host": "run", "name": "vllm-0", "what": "cpu_s", "why": "a container"}],
+        "unreadable": [{"name": "vllm-0", "what": "cpu_s", "why": "a container"}],
     }
     hidden = MachineRecords.of(replace(run, trials=(replace(run.trials[0], info=info),)))
     assert [host.foreign for host in hidden.hosts] == [None]

@@ -268,17 +268,19 @@ def test_a_torn_last_line_of_the_journal_is_ignored(tmp_path: Path) -> None:
     assert read_interim(tmp_path / "none") == []
 
 
+NOW = 100 * SECOND
+
+
 def compile_of(
-    end_ns: int, seconds: float = 0.1, *, kind: str = "recompile", arm: str = "new", replica: int = 0, over: bool = True
+    end_ns: int, seconds: float = 0.1, *, kind: str = "recompile", arm: str = "new", replica: int = 0
 ) -> ServedCompile:
+    start_ns = end_ns - round(seconds * SECOND)
     where = f"{arm}-{replica}"
-    return ServedCompile(
-        arm=arm, replica=where, kind=kind, seconds=seconds, end_ns=end_ns, shape="prefill 1×81", over=over
-    )
+    return ServedCompile(arm=arm, replica=where, kind=kind, start_ns=start_ns, end_ns=end_ns, shape="prefill 1×81")
 
 
-def alarm_times(*events: ServedCompile, most: int = 1) -> list[int]:
-    return [alarm.at_ns for alarm in compile_alarms("new", events, stall_limit_s=1.0, max_recompiles=most)]
+def under_way(seconds: float) -> ServedCompile:
+    return replace(compile_of(NOW, seconds), end_ns=None)
 
 
 @pytest.mark.parametrize(
@@ -288,12 +290,12 @@ def alarm_times(*events: ServedCompile, most: int = 1) -> list[int]:
         ([compile_of(1)], 1, []),
         ([compile_of(1), compile_of(2), compile_of(3)], 1, [2, 3]),
         ([compile_of(1, 9.0, arm="old"), compile_of(2, 9.0, kind="graph_capture")], 0, []),
-        ([compile_of(1, over=False)], 0, []),
-        ([compile_of(3_000_000_000, 3.0, over=False)], 0, [1_000_000_000]),
-        ([compile_of(5_000, 4.0, over=False), compile_of(7_000, 6.0)], 9, [7_000]),
-        ([compile_of(5_000, 1.0, over=False), compile_of(7_000, 6.0, replica=1)], 9, [5_000, 7_000]),
-        ([compile_of(12_003_000_000, 4.003, over=False), compile_of(12_000_000_000, 4.0)], 9, [12_000_000_000]),
-        ([compile_of(12_003_000_000, 4.0, over=False), compile_of(12_000_000_000, 0.5)], 9, [9_003_000_000]),
+        ([under_way(0.1)], 0, []),
+        ([under_way(3.0)], 0, [NOW - 2 * SECOND]),
+        ([under_way(4.0), compile_of(NOW + 2_000, 6.0)], 9, [NOW + 2_000]),
+        ([under_way(1.0), compile_of(NOW + 2_000, 6.0, replica=1)], 9, [NOW, NOW + 2_000]),
+        ([under_way(4.003), compile_of(NOW - 3_000_000, 4.0)], 9, [NOW - 3_000_000]),
+        ([under_way(4.0), compile_of(NOW - 3_000_000, 0.5)], 9, [NOW - 3 * SECOND]),
     ],
     ids=[
         "stall limit",
@@ -311,7 +313,8 @@ def alarm_times(*events: ServedCompile, most: int = 1) -> list[int]:
 def test_long_compiles_and_recompiles_beyond_the_limit_are_alarms(
     events: list[ServedCompile], most: int, times: list[int]
 ) -> None:
-    assert alarm_times(*events, most=most) == times
+    found = compile_alarms("new", events, now_ns=NOW, stall_limit_s=1.0, max_recompiles=most)
+    assert [alarm.at_ns for alarm in found] == times
 
 
 LIMITS = RampLimits()

@@ -16,9 +16,11 @@ from typing import Any
 
 import grpc
 import pytest
+import typer
 
 from tailgate.loadtests.commands.arm_flags import preset_arm
 from tailgate.loadtests.commands.main import COMMANDS, main
+from tailgate.loadtests.commands.options import duration
 from tailgate.loadtests.external.grpc_channel import check_replica
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.rpc import telemetry_pb2, telemetry_pb2_grpc
@@ -130,7 +132,6 @@ def test_help_of_every_command_has_examples(command: str, capsys: pytest.Capture
         ),
         (["check", "broken.toml"], "at the end of a table declaration (at line 2, column 9): correct it there"),
         (["run", "demo", "--set", "model.device=cuda"], "no GPU is visible: use cpu, or run where `tailgate doctor`"),
-        (["split", "--print-config", "envy"], "'--print-config': 'envy' is not one of 'envoy', 'kubernetes'"),
     ],
 )
 def test_bad_usage_is_one_line_with_exit_code_2(
@@ -158,6 +159,14 @@ def test_a_port_in_use_is_refused_before_anything_starts(capsys: pytest.CaptureF
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_length_of_time_is_read_or_refused() -> None:
+    for text, seconds in (("90", 90.0), ("90s", 90.0), (" 1.5h ", 5400.0), ("5 m", 300.0), ("2min", 120.0)):
+        assert duration(text) == seconds
+    for other in ("", "0", "0s", "-5s", "5d", "nan", "1e3", "٣s", "5 m 3 s", "8d", "9" * 5000):
+        with pytest.raises(typer.BadParameter, match="is no length of time"):
+            duration(other)
+
+
 def test_serve_flags_become_an_arm() -> None:
     options = parsed(
         *("serve", "--preset", "compiled-padded", "--name", "blue", "--set", "model.id=random:llama-3.2-1b"),
@@ -167,14 +176,6 @@ def test_serve_flags_become_an_arm() -> None:
     assert (arm.name, arm.preset, arm.model.id) == ("blue", "compiled-padded", "random:llama-3.2-1b")
     assert (arm.compile.mode, arm.engine.max_queue) == ("max-autotune", 7)
     assert arm.shapes.kind == "pad"
-
-
-def test_split_prints_configurations_that_parse(capsys: pytest.CaptureFixture[str]) -> None:
-    arms = ["--arm", "eager=10.0.0.1:50051", "--arm", "compiled=10.0.0.2:50051", "--weight", "compiled=3"]
-    assert main(["split", *arms, "--print-config", "envoy"]) == 0
-    assert "static_resources" in json.loads(capsys.readouterr().out)
-    assert main(["split", *arms, "--print-config", "kubernetes"]) == 0
-    assert json.loads(capsys.readouterr().out)["kind"] == "GRPCRoute"
 
 
 def test_a_fault_of_a_run_keeps_and_judges_what_was_recorded(
@@ -195,7 +196,7 @@ def test_a_fault_of_a_run_keeps_and_judges_what_was_recorded(
 @pytest.mark.process
 @pytest.mark.parametrize("stream", ["/dev/full", "closed"])
 def test_a_stdout_that_takes_nothing_is_reported_in_one_line(stream: str) -> None:
-    arguments = ["split", "--arm", "eager=127.0.0.1:1", "--print-config", "envoy"]
+    arguments = ["split", "--arm", "eager=127.0.0.1:1", "--print-config"]
     command = [sys.executable, "-m", "tailgate.loadtests.commands.main", *arguments]
     redirect = ">&-" if stream == "closed" else f"> {stream}"
     done = subprocess.run(

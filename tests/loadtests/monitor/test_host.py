@@ -39,7 +39,7 @@ def family() -> Iterator[tuple[int, int]]:
 
 
 def monitored(unreadable: list[Unreadable] | None = None) -> Processes:
-    return Processes(Readings("run", ([] if unreadable is None else unreadable).append), root=os.getpid())
+    return Processes(Readings(([] if unreadable is None else unreadable).append), root=os.getpid())
 
 
 def test_a_process_is_sampled_with_its_descendants(family: tuple[int, int]) -> None:
@@ -96,8 +96,8 @@ def test_descendants_belong_to_the_run_even_after_their_end(
     ended.kill()
     ended.wait()
     assert processes.is_of_run(ended.pid) is True
-    assert Processes(Readings("run", print), root=parent).is_of_run(os.getpid()) is False
-    assert Processes(Readings("run", print), root=parent).is_of_run(ended.pid) is None
+    assert Processes(Readings(print), root=parent).is_of_run(os.getpid()) is False
+    assert Processes(Readings(print), root=parent).is_of_run(ended.pid) is None
 
 
 STAT = """cpu  100 20 30 5000 40 5 6 7 50 0
@@ -129,7 +129,7 @@ def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def read(host: Host) -> tuple[dict[str, object], dict[str, str]]:
     unreadable: dict[str, str] = {}
-    row = Readings("run", lambda item: unreadable.update({item.what: item.why})).of("run", host.probes)
+    row = Readings(lambda item: unreadable.update({item.what: item.why})).of("run", host.probes)
     return row, unreadable
 
 
@@ -159,7 +159,7 @@ def test_processors_count_that_the_run_may_use_and_the_other_threads_of_their_co
 
 def test_a_failed_reading_is_reported_once_and_tried_again_each_time() -> None:
     unreadable: list[Unreadable] = []
-    readings = Readings("run", unreadable.append)
+    readings = Readings(unreadable.append)
     answers = iter([ValueError("not yet"), ValueError("still not"), 7])
 
     def read() -> int:
@@ -170,4 +170,4 @@ def test_a_failed_reading_is_reported_once_and_tried_again_each_time() -> None:
 
     probes: Probes = {"one": read, ("two", "three"): lambda: (2, None)}
     assert [readings.of("cuda:0", probes) for _ in range(3)] == [{"two": 2}, {"two": 2}, {"one": 7, "two": 2}]
-    assert unreadable == [Unreadable(host="run", name="cuda:0", what="one", why="not yet")]
+    assert unreadable == [Unreadable(name="cuda:0", what="one", why="not yet")]

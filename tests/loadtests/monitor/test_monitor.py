@@ -109,7 +109,7 @@ def test_devices_are_sampled_before_and_during_the_trial_and_a_refused_reading_i
     assert (row["throttle"], row["power_w"]) == ([], None)
     assert context.facts.monitor is not None
     refused = [item for item in context.facts.monitor["unreadable"] if item["name"] == "cuda:0"]
-    assert refused == [{"host": "run", "name": "cuda:0", "what": "power_w", "why": "Not Supported"}]
+    assert refused == [{"name": "cuda:0", "what": "power_w", "why": "Not Supported"}]
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_a_watcher_that_dies_leaves_a_whole_table_a_note_and_a_recorded_gap_also
     monkeypatch.setattr(TrialContext, "write_facts", Mock(side_effect=OSError(28, "No space left on device")))
     os.kill(watch.child.pid, signal.SIGKILL)
     (gap,) = poll_until(watch, context, "unreadable")
-    assert (gap["host"], gap["what"], "SIGKILL" in gap["why"]) == ("run", "samples", True)
+    assert (gap["what"], "SIGKILL" in gap["why"]) == ("samples", True)
     table, truncated = read_table(path, MACHINES)
     assert table.num_rows
     assert not truncated  # what is missing is recorded as a gap

@@ -21,7 +21,7 @@ from tailgate.loadtests.provider import server as serving
 from tailgate.loadtests.provider.answers import GOALS, HOOKS, Answer, Goal, answer
 from tailgate.loadtests.provider.server import FLAGGER, JUDGEMENT, ProviderServer
 from tailgate.loadtests.trials import ramp, users_ramp, weights
-from tailgate.loadtests.trials.status import ArmLoad, UnderWay
+from tailgate.loadtests.trials.status import ArmLoad
 from tailgate.loadtests.trials.steering import Judge
 from tailgate.loadtests.trials.users_ramp import PassiveRamp
 from tailgate.servers.complaint import ConfigError
@@ -165,6 +165,11 @@ def test_flagger_sends_the_token_in_its_metadata_and_others_as_a_bearer(run: Wat
 def test_beyond_this_machine_it_takes_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
     assert TOKEN_VARIABLE in refusal(ConfigError, ProviderServer, "0.0.0.0:0", note=print)
+    for token, why in (("short", "holds 5 characters"), ("a" * 16 + ";x", "letters, digits, -, _ and . alone")):
+        monkeypatch.setenv(TOKEN_VARIABLE, token)
+        assert why in (said := refusal(ConfigError, ProviderServer, "127.0.0.1:0", note=print))
+        assert token not in said
+    monkeypatch.setenv(TOKEN_VARIABLE, f" {TOKEN} ")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         assert f'"{address}", which cannot be used' in refusal(ConfigError, ProviderServer, address, note=print)
@@ -248,10 +253,10 @@ def test_pass_takes_a_recent_interim_analysis_of_the_present_weights(run: Watche
 
 def test_an_alarm_is_a_failure_at_once_and_for_good(run: Watched) -> None:
     run.go(decision="PASS")
-    compiled: dict[str, Any] = {"arm": "new", "replica": "new-0", "kind": "recompile", "shape": "1×81"}
-    run.collector.served_compiles = [ServedCompile(seconds=0.1, end_ns=run.clock_ns, **compiled)]
+    own = ServedCompile(arm="new", replica="new-0", kind="compile", start_ns=run.clock_ns, shape="1×81")
+    run.collector.served_compiles = [replace(own, start_ns=run.clock_ns - 10**8, end_ns=run.clock_ns)]
     run.poll()
-    own = UnderWay(arm="new", replica="new-0", kind="compile", start_ns=run.clock_ns, shape="1×81")
+    own = replace(own, start_ns=run.clock_ns)
     run.collector.compiling = [own, replace(own, arm="old"), replace(own, kind="graph_capture")]
     run.poll(0.9)
     assert run.answer().verdict == "PASS"

@@ -123,7 +123,7 @@ def test_a_template_that_cannot_be_exact_is_refused_in_one_line(
 
 
 def test_folders_without_a_usable_tokenizer_are_refused(tmp_path: Path) -> None:
-    assert "holds no tokenizer.json" in refusal(ConfigError, load_prompt_text, str(tmp_path))
+    assert "has no tokenizer.json to read" in refusal(ConfigError, load_prompt_text, str(tmp_path))
     (tmp_path / "tokenizer.json").write_text("{")
     assert "cannot be read" in refusal(ConfigError, load_prompt_text, str(tmp_path))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -80,7 +79,6 @@ BAD_AZURE: list[tuple[str, list[str]]] = [
     (f"{LATE},12,-5", ["row 4", "output length is -5"]),
     (f"{LATE},99999999999,5", ["Row #4", "99999999999"]),
     (f"{LATE},{'9' * 5000},5", ["Row #4", "..."]),
-    ("2123-11-17 00:00:01.0000000,12,5", ["row 4", "more than 10 years", "remove the row"]),
     ("2023-11-17 00:00:00.0000000,12,5", ["row 4", "time goes back by 100 ns", "sort the trace"]),
 ]
 BAD_MOONCAKE: list[tuple[str, list[str]]] = [
@@ -89,7 +87,6 @@ BAD_MOONCAKE: list[tuple[str, list[str]]] = [
     ('{"timestamp": "3", "input_length": 4, "output_length": 4}', ["row 2", "timestamp: ", "number"]),
     ('{"timestamp": NaN, "input_length": 4, "output_length": 4}', ["row 2", "timestamp: "]),
     (mooncake_line(10**400), ["row 2", "timestamp: "]),
-    (mooncake_line(10**12), ["row 2", "10 years"]),
     ("[" * 50_000, ["row 2", "Invalid JSON"]),
     (mooncake_line(3000, 4.5, 4), ["row 2", "input_length: ", "integer"]),
     (mooncake_line(3000, 2**70, 4), ["row 2", "input_length: ", "less than 2147483648"]),
@@ -130,10 +127,9 @@ def test_empty_and_unknown_files_are_refused(tmp_path: Path, text: str, part: st
 
 
 def test_missing_file_directory_and_binary_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "damaged.gz").write_bytes(b"\x1f\x8b\x08\x00\xff\xfe")
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
-    found = [unread(tmp_path / name) for name in ("absent.csv", "", "damaged.gz", "binary")]
-    for words, message in zip(("No such file", "cannot be read", "damaged gzip data", "not UTF-8"), found, strict=True):
+    found = [unread(tmp_path / name) for name in ("absent.csv", "", "binary")]
+    for words, message in zip(("No such file", "cannot be read", "not UTF-8"), found, strict=True):
         assert words in message
 
 
@@ -200,13 +196,11 @@ def blocks(at: float, tokens: int, size: int, **more: Any) -> dict[str, Any]:
 def test_the_format_is_known_by_content_and_failed_rows_are_counted(
     tmp_path: Path, text: str, offsets_s: list[float], inputs: list[int], account: str
 ) -> None:
-    plain, packed = written(tmp_path, text), tmp_path / "trace.gz"
-    packed.write_bytes(gzip.compress(plain.read_bytes()))
-    for path in (plain, packed):
-        trace = read_trace(path)
-        assert trace.offset_ns.tolist() == [round(at * 1e9) for at in offsets_s]
-        assert trace.input_tokens.tolist() == inputs
-        assert trace.account == f"{path}: {account}"
+    path = written(tmp_path, text)
+    trace = read_trace(path)
+    assert trace.offset_ns.tolist() == [round(at * 1e9) for at in offsets_s]
+    assert trace.input_tokens.tolist() == inputs
+    assert trace.account == f"{path}: {account}"
 
 
 def test_a_trace_without_answers_is_refused_where_they_are_needed(tmp_path: Path) -> None:

@@ -124,17 +124,15 @@ def test_every_planned_request_is_recorded_once_for_each_arm(canonical: Canonica
     assert {row["status"] for row in rows} == {"OK"}
     assert len({(row["pair_id"], row["arm"]) for row in rows}) == len(rows)
     assert {row["replica"] for row in rows} == {*REPLICAS}
-    assert min(row["scheduled_ns"] for row in rows) >= facts["start_ns"] > max(facts["ready"].values())
+    assert min(row["scheduled_ns"] for row in rows) >= facts["start_ns"] > facts["ready_ns"]
     for row in rows:
         assert row["output_tokens"] == row["max_tokens"] == len(row["token_ns"])
         assert row["scheduled_ns"] <= row["sent_ns"] <= row["server_recv_ns"] <= row["first_token_ns"] <= row["end_ns"]
 
 
-def test_trials_send_different_traffic_in_an_order_of_their_own(canonical: Canonical) -> None:
+def test_trials_send_different_traffic(canonical: Canonical) -> None:
     first, second = (requests(canonical.run_dir, f"trial-{trial:02d}") for trial in TRIALS)
     assert [row["prompt_tokens"] for row in first] != [row["prompt_tokens"] for row in second]
-    for trial in TRIALS:
-        assert sorted(trial_facts(canonical.run_dir, trial)["start_order"]) == [*REPLICAS]
 
 
 @pytest.mark.parametrize("trial", TRIALS)

@@ -30,7 +30,7 @@ from tailgate.loadtests.trials.external_answers import PROMPTS, ExternalAnswers,
 from tailgate.loadtests.trials.external_arms import local_servers
 from tailgate.loadtests.trials.server_logs import ServerLogs
 from tailgate.loadtests.trials.telemetry import Collector
-from tailgate.loadtests.trials.trial_schedule import TrialSchedules
+from tailgate.loadtests.trials.trial_schedule import draw, source_of
 from tailgate.servers.clock import now_ns
 from tailgate.servers.complaint import ConfigError
 from tests.fakes.processes import wait_for
@@ -56,7 +56,7 @@ def table(*addresses: Any, **tables: Any) -> dict[str, Any]:
 
 def trial(folder: Path, content: dict[str, Any], check: Callable[[], None] = lambda: None) -> ExternalAnswers:
     context = trial_context(folder, content, check=check)
-    return ExternalAnswers(context, TrialSchedules.of(context.experiment).draw(1))
+    return ExternalAnswers(context, draw(context.experiment, source_of(context.experiment), 1))
 
 
 def test_the_process_of_a_server_on_this_host_is_found(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_an_interruption_ends_the_round(tmp_path: Path) -> None:
 
 def test_a_short_trial_is_asked_about_more_prompts_of_its_lengths() -> None:
     experiment = from_table(table("http://a/v1", "http://b/v1"))
-    schedule = TrialSchedules.of(experiment).draw(1)
+    schedule = draw(experiment, source_of(experiment), 1)
     found = questions(experiment, schedule, contexts=[])
     assert len(schedule) < len(found) == PROMPTS
     assert len({item.prompt_seed for item in found}) == PROMPTS

@@ -13,7 +13,6 @@ import pytest
 from tailgate.loadtests.trials import processes
 from tailgate.loadtests.trials.context import RunError
 from tailgate.loadtests.trials.processes import ProcessorTurns, processor_sets
-from tests.fakes.whole_run import trial_context
 
 # A thread and a child of its own, so that both are seen to be bound.
 SLEEPER = (
@@ -23,32 +22,20 @@ SLEEPER = (
 )
 
 
-TABLE: dict[str, Any] = {
-    "name": "small",
-    "engine": {"max_prompt_tokens": 32, "max_new_tokens": 8},
-    "arms": [{"name": "eager", "preset": "eager", "control": True}, {"name": "twin", "preset": "eager"}],
-    "traffic": {"duration_s": 100, "rate": 2, "block_s": 10, "length_scale": 0.02},
-    "machines": {"processor_turn_s": 1.0},
-}
-
-
 def bound(pid: int) -> set[int]:
     """Where the threads of the process may run; all may run in the same places."""
     (places,) = {frozenset(os.sched_getaffinity(int(path.name))) for path in Path(f"/proc/{pid}/task").iterdir()}
     return set(places)
 
 
-def test_replicas_change_processors_after_each_turn_and_have_all_at_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replicas_change_processors_after_each_turn_and_have_all_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     assert processor_sets(range(10), 3) == [(0, 1, 2), (3, 4, 5), (6, 7, 8)]
     assert (processor_sets((4, 7), 2), processor_sets((4, 7), 3)) == ([(4,), (7,)], [])
     now, places = 100.0, dict[int, Any]()
     monkeypatch.setattr(processes.time, "monotonic", lambda: now)
     monkeypatch.setattr(processes.os, "sched_getaffinity", lambda pid: {3, 5})
     monkeypatch.setattr(processes, "_bind", lambda pid, processors: places.update({pid: processors}))
-    context = trial_context(tmp_path / "trial", TABLE)
-    turns = ProcessorTurns(context)
+    turns = ProcessorTurns(1.0)
     turns.start({"eager-0": 1, "twin-0": 2})
     seen = []
     for _ in range(3):
@@ -61,7 +48,6 @@ def test_replicas_change_processors_after_each_turn_and_have_all_at_the_end(
     assert seen == [{1: (3,), 2: (5,)}, {1: (5,), 2: (3,)}, {1: (3,), 2: (5,)}]
     turns.stop()
     assert places == {1: {3, 5}, 2: {3, 5}}
-    assert context.facts.processor_turns == {"every_s": 1.0, "turns": 4, "sets": [(3,), (5,)]}
 
 
 def test_every_thread_of_a_process_and_of_its_children_is_bound() -> None:
@@ -79,14 +65,14 @@ def test_every_thread_of_a_process_and_of_its_children_is_bound() -> None:
     ("usable", "words"), [({0}, "2 replicas cannot take turns on 1 processor"), ({0, 1}, "not permitted")]
 )
 def test_turns_that_cannot_be_taken_end_the_run_before_the_traffic(
-    usable: set[int], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    usable: set[int], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(pid: int, processors: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(processes.os, "sched_getaffinity", lambda pid: usable)
     monkeypatch.setattr(processes.os, "sched_setaffinity", refuse)
-    turns = ProcessorTurns(trial_context(tmp_path / "trial", TABLE))
+    turns = ProcessorTurns(1.0)
     with pytest.raises(RunError, match=f"machines.processor_turn_s is 1: .*{words}.*: set it to 0"):
         turns.start({"eager-0": os.getpid(), "twin-0": os.getpid()})
     turns.stop()

@@ -10,24 +10,17 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest, start_http_server
 from prometheus_client.parser import text_string_to_metric_families
 
+from tailgate.analysis.judging.alarms import ServedCompile
 from tailgate.analysis.records.documents import content_of
 from tailgate.loadtests.generator.load_log import LoadLog
-from tailgate.loadtests.trials import live_page
-from tailgate.loadtests.trials.live_page import LivePage, page_port
+from tailgate.loadtests.trials.live_page import live_page, page_port
 from tailgate.loadtests.trials.progress import displayed, parts_of
 from tailgate.loadtests.trials.run_metrics import RunCollector, exporting
-from tailgate.loadtests.trials.status import (
-    ArmLoad,
-    Load,
-    MetricsPage,
-    ReplicaState,
-    Status,
-    UnderWay,
-    read_load,
-)
+from tailgate.loadtests.trials.status import ArmLoad, Load, MetricsPage, ReplicaState, Status, read_load
 from tailgate.servers.clock import now_ns
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.front.metrics import FrontMetrics
+from tests.fakes.processes import wait_for
 from tests.fakes.request_rows import MS, record
 
 
@@ -52,7 +45,7 @@ def test_a_line_shows_requests_quantiles_and_replicas(monkeypatch: pytest.Monkey
     monkeypatch.setattr("tailgate.loadtests.trials.status.now_ns", lambda: 13 * 10**9)
     arms = {"eager": ArmLoad(finished=5, ttft_p50_ms=9.26, ttft_p99_ms=250.4, e2e_p99_ms=12_345.0)}
     status = Status(phase="traffic", detail="3 of 9 s", planned=40, load=Load(finished=5, failed=1, arms=arms))
-    compiling = UnderWay(arm="naive", replica="naive-0", kind="compile", start_ns=10**9, shape="2x64")
+    compiling = ServedCompile(arm="naive", replica="naive-0", kind="compile", start_ns=10**9, shape="2x64")
     status.replicas = {
         "naive-0": ReplicaState(stage="dead"),
         "naive-1": ReplicaState("warmup", 1, 4, "2x64"),
@@ -188,11 +181,6 @@ def test_a_taken_or_bad_address_for_metrics_is_refused() -> None:
             pass
 
 
-@pytest.fixture(autouse=True)
-def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_page, "_EVERY_S", 0.05)
-
-
 def test_the_page_has_a_port_of_this_machine_or_is_off() -> None:
     assert [page_port(text) for text in ("off", "0", "8080")] == [None, 0, 8080]
     for text in ("", "on", "127.0.0.1:8080", "65536", "-1", "²"):
@@ -201,9 +189,9 @@ def test_the_page_has_a_port_of_this_machine_or_is_off() -> None:
 
 
 def test_the_page_says_how_the_run_ended(tmp_path: Path) -> None:
-    status = Status()
-    page = LivePage(0, status)
-    page.open(tmp_path)
-    assert status.notes == [f"live page: {page.url}"]
-    page.close({"complete": True})
+    status, ended = Status(), {"complete": False}
+    with live_page(status, 0, ended):
+        status.run_dir = tmp_path
+        wait_for(lambda: status.notes)
+        ended["complete"] = True
     assert content_of(tmp_path / "status.json")["ended"] == {"complete": True}

@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import pytest
 
-from tailgate.analysis.judging.alarms import ServedCompile
 from tailgate.analysis.records.weight_journal import BY_HAND, read_weights
 from tailgate.analysis.settings.gate_limits import GateLimits
 from tailgate.analysis.settings.ramp_limits import RampLimits
@@ -17,7 +16,7 @@ from tailgate.loadtests.experiments.model import Experiment
 from tailgate.loadtests.trials import ramp as ramping
 from tailgate.loadtests.trials import weights
 from tailgate.loadtests.trials.ramp import RampControl
-from tailgate.loadtests.trials.steering import EarlyEnding, Judge, early_end
+from tailgate.loadtests.trials.steering import Judge, early_end, end_when_decided
 from tailgate.loadtests.trials.users_ramp import step_of
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.splitter.admin import Shares, SplitterError
@@ -238,31 +237,17 @@ def test_a_run_ends_when_each_arm_is_decided(
     assert early_end(interim(**arms), ended=list(arms))[1] == {}
 
 
-COMPILE = ServedCompile(arm="new", replica="new-0", kind="recompile", seconds=0.1, end_ns=5, shape="2x64")
-DEATH = {"arm": "new", "replica": "new-0", "at_ns": 5}
-
-
-@pytest.mark.parametrize(
-    ("compiles", "deaths", "limits", "why"),
-    [
-        ([COMPILE], [], GateLimits(), ("recompiled", "2x64")),
-        ([COMPILE] * 3, [], GateLimits(max_recompiles=3), ()),
-        ([], [DEATH], GateLimits(), ("new-0 died",)),
-        ([], [{**DEATH, "arm": "eager"}], GateLimits(), ()),
-    ],
-)
-def test_an_arm_that_surely_fails_is_ended_once_before_any_interim_analysis(
-    ramp: Ramp, compiles: list[ServedCompile], deaths: list[Any], limits: GateLimits, why: tuple[str, ...]
-) -> None:
-    trial = ramp.trial
-    trial.splitter, trial.collector.served_compiles = None, compiles
-    ramp.facts.deaths, ramp.facts.ended_arms = deaths, {}
-    arms = [SimpleNamespace(name=name, control=name == "eager") for name in ("eager", "new", "other")]
-    trial.context.number, trial.context.experiment = 1, SimpleNamespace(arms=arms, gates=limits)
-    ending = EarlyEnding(cast(Judge, SimpleNamespace(last=lambda: None)))
+def test_an_arm_that_fails_gets_no_more_once_and_the_trial_ends_when_all_are_decided(ramp: Ramp) -> None:
+    last = {**interim(new="FAIL", other=None), "trial": 1}
+    judge = cast(Judge, SimpleNamespace(last=lambda: last))
+    ramp.trial.context.number, ramp.facts.ended_arms = 1, {}
     for _ in range(2):
-        ending.poll(trial)
-    assert ramp.ends == ([None] if why else [])
-    ended: dict[str, Any] = ramp.facts.ended_arms
-    assert list(ended) == (["new"] if why else [])
-    assert all(words in ended["new"]["why"] for words in why)
+        end_when_decided(judge, ramp.trial)
+    assert (ramp.ends, list(ramp.facts.ended_arms), ramp.facts.ended) == ([None], ["new"], None)
+    last = {**interim(new="FAIL", other="PASS"), "trial": 2}
+    end_when_decided(judge, ramp.trial)
+    assert ramp.facts.ended is None, "an analysis of another trial"
+    last["trial"] = 1
+    end_when_decided(judge, ramp.trial)
+    assert "other: PASS" in str(ramp.facts.ended)
+    assert len(ramp.ends) == 2

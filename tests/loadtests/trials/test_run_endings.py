@@ -16,6 +16,7 @@ from tailgate.analysis.summary.summary import analyze
 from tailgate.loadtests.commands.main import main
 from tailgate.loadtests.experiments.reading import to_toml
 from tailgate.loadtests.trials.run import Orchestrator
+from tailgate.loadtests.trials.trial_schedule import draw
 from tailgate.servers.complaint import ConfigError
 from tests.fakes.credentials import TLS, Watched, give, search, start
 from tests.fakes.processes import PATIENCE_S, command_of, family, wait_for
@@ -192,4 +193,4 @@ def test_what_was_read_of_a_trace_is_said_before_the_start(tmp_path: Path) -> No
     orchestrator = Orchestrator(experiment(traffic=traffic), out=tmp_path / "runs")
     orchestrator.prepare()
     assert "2 requests in 9 s" in orchestrator.status.notes[0]
-    assert orchestrator.schedules.draw(1).prompts["trace"]["failed"] == 1
+    assert draw(orchestrator.experiment, orchestrator.source, 1).prompts["trace"]["failed"] == 1

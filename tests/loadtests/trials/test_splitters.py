@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,8 +15,7 @@ from tailgate.analysis.records.weight_journal import BY_HAND, BY_OTHERS, read_we
 from tailgate.loadtests.experiments.users import UsersConfig
 from tailgate.loadtests.trials import weights
 from tailgate.loadtests.trials.status import ReplicaState
-from tailgate.loadtests.trials.telemetry import Restart
-from tailgate.loadtests.trials.users_trial import UsersTrial
+from tailgate.loadtests.trials.users_ramp import UsersTrial
 from tailgate.loadtests.trials.weights import (
     EnvoySplitter,
     RouteSplitter,
@@ -27,9 +25,8 @@ from tailgate.loadtests.trials.weights import (
     splitter_of,
 )
 from tailgate.servers.splitter.admin import SplitterError, reweight
-from tailgate.servers.splitter.envoy_config import ArmTarget, SplitterConfig
-from tailgate.servers.splitter.kubernetes import grpc_route_manifest, route_weights
-from tests.fakes.kubernetes import FakeCluster, served
+from tailgate.servers.splitter.kubernetes import route_weights
+from tests.fakes.kubernetes import FakeCluster, route_of, served
 from tests.fakes.processes import PATIENCE_S
 from tests.loadtests.trials.test_ramp import Ramp
 from tests.servers.splitter.split import Loop, Split
@@ -45,9 +42,7 @@ ROOT = Path(__file__).parents[3]
 @contextmanager
 def routed(namespace: str = "models") -> Iterator[tuple[FakeCluster, Splitter]]:
     """A cluster whose route gives everything to "eager", and its splitter; who asks has the rights of rbac.yaml."""
-    arms = tuple(ArmTarget(name=name, backends=("h:1",), weight=int(name == "eager")) for name in ("eager", "new"))
-    route = copy.deepcopy(grpc_route_manifest(SplitterConfig(arms=arms)))
-    cluster = FakeCluster(route, namespace=namespace, rules=ROLE["rules"])
+    cluster = FakeCluster(route_of({"eager": 1, "new": 0}), namespace=namespace, rules=ROLE["rules"])
     with served(cluster) as port:
         splitter = splitter_of(UsersConfig(route=f"{namespace}/tailgate", api=f"127.0.0.1:{port}"), ("eager", "new"))
         assert isinstance(splitter, RouteSplitter)
@@ -133,20 +128,20 @@ def test_weights_that_others_move_are_recorded_from_the_first_reading(split: Spl
 
 
 GONE, BACK = frozenset({"new-0"}), frozenset[str]()
-RESTART = Restart(replica="new-0", before_ns=10**17, serving_ns=10**18)
+SINCE_NS = [10**17, 10**18]  # it was restarted
 
 
 @pytest.mark.parametrize(
     ("seen", "reported"),
     [
-        ([(GONE, None), (GONE, None), (BACK, None), (GONE, None)], ["cannot be reached", "answers again", "cannot be"]),
-        ([(BACK, RESTART)], ["was restarted"]),
-        ([(GONE, None), (BACK, None), (BACK, RESTART)], ["cannot be reached", "answers again"]),
+        ([(GONE, 1), (GONE, 1), (BACK, 1), (GONE, 1)], ["cannot be reached", "answers again", "cannot be"]),
+        ([(BACK, 1), (BACK, 2), (BACK, 2)], ["was restarted"]),
+        ([(GONE, 1), (BACK, 1), (BACK, 2)], ["cannot be reached", "answers again"]),
     ],
     ids=["lost twice", "an unnoticed restart", "a restart after a death"],
 )
 def test_each_death_of_a_replica_is_recorded_once(
-    seen: list[tuple[frozenset[str], Restart | None]], reported: list[str], tmp_path: Path
+    seen: list[tuple[frozenset[str], int]], reported: list[str], tmp_path: Path
 ) -> None:
     notes: list[str] = []
     facts = SimpleNamespace(deaths=[])
@@ -155,9 +150,9 @@ def test_each_death_of_a_replica_is_recorded_once(
     observer = SimpleNamespace(arms={"new": {"h:1": "new-0"}}, since_ns=1)
     trial = UsersTrial(cast(Any, context), observer=cast(Any, observer), splitter=None, steering=())
     trial.collector.stop()
-    for lost, restart in seen:
-        restarts = [restart] if restart else []
-        trial.collector = cast(Any, SimpleNamespace(lost=lambda lost=lost: lost, new_restarts=lambda of=restarts: of))
+    for lost, starts in seen:
+        since_ns = {"new-0": SINCE_NS[:starts]}
+        trial.collector = cast(Any, SimpleNamespace(lost=lambda lost=lost: lost, served_since_ns=since_ns))
         trial._watch()
     assert len(notes) == len(reported)
     assert all(words in note for words, note in zip(reported, notes, strict=True))

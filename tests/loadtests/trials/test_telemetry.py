@@ -13,12 +13,13 @@ from typing import Any
 import grpc
 import pytest
 
+from tailgate.analysis.judging.alarms import ServedCompile
 from tailgate.analysis.records.schemas import COMPILE_EVENTS, MACHINES, STEPS
 from tailgate.analysis.records.tables import read_table
 from tailgate.loadtests.trials import telemetry as collecting
 from tailgate.loadtests.trials.channels import check_alike, start_up
-from tailgate.loadtests.trials.status import Status, UnderWay
-from tailgate.loadtests.trials.telemetry import Collector, Restart
+from tailgate.loadtests.trials.status import Status
+from tailgate.loadtests.trials.telemetry import Collector
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.rpc import telemetry_pb2, telemetry_pb2_grpc
 from tailgate.servers.rpc.telemetry_pb2 import SnapshotResponse
@@ -71,12 +72,12 @@ def test_a_replica_that_serves_since_another_time_has_restarted(collector: Colle
     telemetry = Telemetry(serving(5))
     with followed(collector, telemetry):
         wait_for(lambda: telemetry.calls >= 2)
-        assert list(collector.new_restarts()) == []
+        assert collector.served_since_ns == {"naive-0": [5]}
         telemetry.events = (serving(9),)
         last = telemetry.calls + 2
         wait_for(lambda: telemetry.calls >= last)
         collector.stop()
-    assert list(collector.new_restarts()) == [Restart(replica="naive-0", before_ns=5, serving_ns=9)]
+    assert collector.served_since_ns == {"naive-0": [5, 9]}
 
 
 def test_events_are_on_disk_at_once_and_a_resumed_stream_repeats_none(tmp_path: Path, collector: Collector) -> None:
@@ -102,7 +103,6 @@ def test_events_are_on_disk_at_once_and_a_resumed_stream_repeats_none(tmp_path: 
     assert (table.num_rows, truncated) == (3, ())
     assert {(row["trial"], row["arm"], row["replica"]) for row in table.to_pylist()} == {(2, "naive", "naive-0")}
     assert read_table(tmp_path / "steps.arrow", STEPS)[0].num_rows == 4
-    assert collector.serving_ns == {"naive-0": 5}
     memory = read_table(tmp_path / "machines-arms.arrow", MACHINES)[0].to_pylist()
     known = [{name: value for name, value in row.items() if value is not None} for row in memory]
     place = {"trial": 2, "host": "run", "kind": "allocator", "name": "naive-0", "arm": "naive", "memory_bytes": 9}
@@ -139,7 +139,7 @@ class LiveTelemetry(telemetry_pb2_grpc.TelemetryServicer):
         yield from iter(self.events.get, None)
 
 
-NOW = UnderWay(arm="naive", replica="naive-0", kind="compile", start_ns=5, shape="2x64")
+NOW = ServedCompile(arm="naive", replica="naive-0", kind="compile", start_ns=5, shape="2x64")
 
 
 @pytest.mark.parametrize("over", [{"end_ns": 9}, {"phase": "warmup"}], ids=["its end", "one of the warm-up"])
@@ -152,7 +152,7 @@ def test_a_compile_is_under_way_until_something_else_is_reported(over: dict[str,
         wait_for(lambda: collector.compiling == [])
         live.events.put(None)
     if "end_ns" in over:
-        assert collector.last_compiling("naive-0") is None
+        assert collector.unfinished("naive-0", 9) == {}
 
 
 def snapshot(
@@ -185,8 +185,8 @@ def test_an_arm_starts_as_its_slowest_replica_and_its_memory_and_blind_spots_add
     ],
 )
 def test_a_replica_unlike_the_control_is_named(other: dict[str, Any], words: tuple[str, ...]) -> None:
-    check_alike({"new-0": snapshot(device="cuda:1")}, snapshot())
-    said = refusal(ConfigError, check_alike, {"new-0": snapshot(**other)}, snapshot())
+    check_alike({"eager-0": snapshot(), "new-0": snapshot(device="cuda:1")}, "eager-0")
+    said = refusal(ConfigError, check_alike, {"new-0": snapshot(**other), "eager-0": snapshot()}, "eager-0")
     assert all(word in said for word in ("new-0", *words))
 
 

@@ -15,7 +15,7 @@ from tailgate.loadtests.trials.processes import child_environment
 from tailgate.loadtests.trials.replicas import Replicas
 from tailgate.loadtests.trials.telemetry import Collector
 from tailgate.loadtests.trials.trial import Trial
-from tailgate.loadtests.trials.trial_schedule import TrialSchedules, devices_of, in_trial
+from tailgate.loadtests.trials.trial_schedule import devices_of, draw, in_trial, source_of
 from tailgate.servers.clock import ANCHOR_NS, ANCHOR_VARIABLE
 from tests.fakes.whole_run import trial_context
 
@@ -23,7 +23,7 @@ from tests.fakes.whole_run import trial_context
 def test_a_part_that_cannot_be_stopped_keeps_no_other_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arms = [{"name": "a", "preset": "eager", "control": True}, {"name": "b", "preset": "compiled-padded"}]
     context = trial_context(tmp_path, {"arms": arms, "machines": {"sample_s": 0}})
-    schedule = TrialSchedules.of(context.experiment).draw(1, ())
+    schedule = draw(context.experiment, source_of(context.experiment), 1)
     trial = Trial(context, schedule=schedule, shared_cache=tmp_path / "cache", arm_command=["false"])
     stopped: list[type] = []
 

@@ -96,7 +96,7 @@ WORKS = """
 import sys
 from tailgate.loadtests.commands import main, worker
 code = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(print('stops in order', flush=True)))"
-worker._LOCUST = (sys.executable, "-c", code + "; print('load', flush=True); signal.pause()", "--")
+worker.locust = lambda: (sys.executable, "-c", code + "; print('load', flush=True); signal.pause()", "--")
 sys.exit(main.main(["worker", "--master", sys.argv[1], "--keep", sys.argv[2]]))
 """
 
@@ -233,17 +233,19 @@ def test_each_run_without_them_has_a_secret_of_its_own_that_no_arm_sees(monkeypa
 
 def test_the_channel_is_encrypted_and_takes_no_process_without_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BaseSocket, "__init__", plain := BaseSocket.__init__)  # restored
+    monkeypatch.setenv(TOKEN_VARIABLE, SECRET)
     for _ in range(2):  # Locust loads a locustfile more than once
-        close_channel({TOKEN_VARIABLE: SECRET})
+        close_channel()
     master, worker = (BaseSocket(kind, True).socket for kind in (zmq.ROUTER, zmq.DEALER))
     worker.connect(f"tcp://127.0.0.1:{master.bind_to_random_port('tcp://127.0.0.1')}")
     worker.send(b"hello")
     assert master.recv_multipart()[1] == b"hello"
     assert master.getsockopt(zmq.MECHANISM) == worker.getsockopt(zmq.MECHANISM) == zmq.CURVE
     strangers = []
-    for secret in ({}, {TOKEN_VARIABLE: "another secret 0123"}):
+    for secret in ("another-secret-0123", None):
         monkeypatch.setattr(BaseSocket, "__init__", plain)
-        close_channel(secret)
+        monkeypatch.setenv(TOKEN_VARIABLE, secret) if secret else monkeypatch.delenv(TOKEN_VARIABLE)
+        close_channel()
         strangers.append(BaseSocket(zmq.DEALER, True).socket)
         strangers[-1].connect(master.getsockopt_string(zmq.LAST_ENDPOINT))
         strangers[-1].send(b"let me in")

@@ -15,13 +15,10 @@ from typing import Any
 
 import grpc
 import pytest
-import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tailgate.servers.clock import now_ns
 from tailgate.servers.config import ArmConfig, EngineConfig, ModelConfig
-from tailgate.servers.engine.model import load_model
-from tailgate.servers.front.requests import encode_bytes
 from tailgate.servers.rpc import inference_pb2, inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from tests.fakes.processes import PATIENCE_S, wait_for
 
@@ -175,16 +172,3 @@ def embed_together(replica: Replica, texts: tuple[str, ...]) -> list[inference_p
     requests = [inference_pb2.EmbedRequest(text=text) for text in texts]
     calls = [replica.inference.Embed.future(request, timeout=PATIENCE_S) for request in requests]
     return [call.result() for call in calls]
-
-
-@torch.no_grad()
-def assert_as_plain(texts: tuple[str, ...], answers: list[inference_pb2.EmbedResponse]) -> None:
-    """The vectors are those of the Hugging Face model alone."""
-    model = load_model(ENCODER, plain=True)
-    for text, answer in zip(texts, answers, strict=True):
-        ids = encode_bytes(text)
-        assert answer.tokens == len(ids)
-        own = torch.tensor(answer.values, dtype=torch.float64)
-        assert float(own.norm()) == pytest.approx(1.0, abs=1e-5)
-        mean = model(input_ids=torch.tensor([ids])).last_hidden_state[0].double().mean(dim=0)
-        assert float(own @ mean / mean.norm()) >= 0.9999

@@ -105,7 +105,7 @@ def test_envoy_accepts_the_written_bootstrap(tmp_path: Path) -> None:
 
 def test_a_printed_configuration_names_files_and_holds_no_secret(pem: Certificates) -> None:
     command = [sys.executable, "-m", "tailgate.loadtests.commands.main", "split", "--arm", "eager=10.0.0.7:50051"]
-    command += ["--tls-certificate", pem.certificate, "--tls-key", pem.key, "--print-config", "envoy"]
+    command += ["--tls-certificate", pem.certificate, "--tls-key", pem.key, "--print-config"]
     environment = {**os.environ, "TAILGATE_TOKEN": SECRET}
     out = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
     document = json.loads(out)

@@ -1,4 +1,4 @@
-"""The GRPCRoute of a split, its weights, and the client that sets them over real HTTP and TLS."""
+"""The weights of a route, and the client that sets them over real HTTP and TLS."""
 
 from __future__ import annotations
 
@@ -13,59 +13,22 @@ from kubernetes.config import incluster_config
 
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.config import ArmConfig
+from tailgate.servers.metadata import ARM_HEADER
 from tailgate.servers.splitter.admin import SplitterError
-from tailgate.servers.splitter.envoy_config import ArmTarget, SplitterConfig
-from tailgate.servers.splitter.kubernetes import (
-    Gateway,
-    grpc_route_manifest,
-    route_weights,
-    service_name,
-    weights_patch,
-)
+from tailgate.servers.splitter.kubernetes import Gateway, route_weights, weights_patch
 from tests.fakes.credentials import make_certificates
-from tests.fakes.kubernetes import FakeCluster, served
+from tests.fakes.kubernetes import FakeCluster, route_of, served
 from tests.servers.test_config import refusal
 
 ROOT = Path(__file__).parents[3]
 ARMS = ("eager", "Compiled_2.13")
 
 
-def split_of(weights: dict[str, int], shadows: dict[str, float] | None = None) -> SplitterConfig:
-    arms = (
-        ArmTarget(
-            name=name,
-            backends=(f"{service_name(name)}:50051",),
-            weight=weight,
-            shadow_percent=(shadows or {}).get(name, 0.0),
-        )
-        for name, weight in weights.items()
-    )
-    return SplitterConfig(arms=tuple(arms))
-
-
 def manifest() -> dict[str, Any]:
-    """The route that tailgate prints, as a cluster holds it."""
-    route = copy.deepcopy(grpc_route_manifest(split_of(dict(zip(ARMS, (90, 10), strict=True)))))
+    """The route as a cluster holds it."""
+    route = route_of(dict(zip(ARMS, (90, 10), strict=True)))
     route["metadata"]["resourceVersion"] = "100"
     return route
-
-
-def test_the_route_pins_arms_splits_by_weight_and_mirrors_to_shadows() -> None:
-    config = split_of({"eager": 90, "compiled-padded": 10, "dark": 0, "darker": 0}, {"dark": 12.5, "darker": 100.0})
-    *pinned, weighted = grpc_route_manifest(config)["spec"]["rules"]
-    pins = {rule["matches"][0]["headers"][0]["value"]: rule.get("backendRefs", []) for rule in pinned}
-    assert pins.pop(".+") == []
-    assert pins == {arm: [{"name": f"tailgate-{arm}", "port": 50051}] for arm in pins}
-    assert not any("filters" in rule for rule in pinned)
-    shares = {backend["name"]: backend["weight"] for backend in weighted["backendRefs"]}
-    assert shares == {"tailgate-eager": 90, "tailgate-compiled-padded": 10, "tailgate-dark": 0, "tailgate-darker": 0}
-    mirrors = [item["requestMirror"] for item in weighted["filters"]]
-    assert [mirror["backendRef"]["name"] for mirror in mirrors] == ["tailgate-dark", "tailgate-darker"]
-    with pytest.raises(ConfigError, match=r'"a\.b".*tailgate-a-b'):
-        grpc_route_manifest(split_of({"a.b": 1, "a-b": 1}))
-    assert [mirror["fraction"] for mirror in mirrors] == [
-        {"numerator": numerator, "denominator": 1_000_000} for numerator in (125_000, 1_000_000)
-    ]
 
 
 def deployed(kind: str) -> dict[str, dict[str, Any]]:
@@ -77,9 +40,11 @@ def deployed(kind: str) -> dict[str, dict[str, Any]]:
     return {document["metadata"]["name"]: document for document in documents if document["kind"] == kind}
 
 
-def test_deployed_route_is_the_generated_one_and_finds_its_services_and_arms() -> None:
+def test_the_deployed_route_pins_and_splits_over_its_services_and_arms() -> None:
     route = deployed("GRPCRoute")["tailgate"]
-    assert route == grpc_route_manifest(split_of({"eager": 50, "compiled-padded": 50}))
+    *pinned, unknown, weighted = route["spec"]["rules"]
+    assert [*pinned, weighted] == route_of({"eager": 50, "compiled-padded": 50})["spec"]["rules"]
+    assert unknown == {"matches": [{"headers": [{"type": "RegularExpression", "name": ARM_HEADER, "value": ".+"}]}]}
     services, deployments = deployed("Service"), deployed("Deployment")
     for backend in route["spec"]["rules"][-1]["backendRefs"]:
         service = services[backend["name"]]["spec"]
