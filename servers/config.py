@@ -417,8 +417,8 @@ PRESET_POLICIES: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] 
         {"kind": "pad"},
         {"enabled": True, "mode": "reduce-overhead", "dynamic": False, "fullgraph": True},
     ),
-    # One repeated block is compiled instead of the whole model, for the largest bucket and once for all others: a ladder
-    # of shapes is a ladder of CUDA graphs, and not of compiles.
+    # One repeated block is compiled instead of the whole model, for the largest bucket and once for all others: a
+    # ladder of shapes is a ladder of CUDA graphs, and not of compiles.
     "compiled-bucketed": (
         "Every size rounds up to a bucket, and each bucket has a CUDA graph. Never compiles under traffic.",
         {"kind": "buckets"},

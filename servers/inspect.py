@@ -1,6 +1,6 @@
 """Which shapes of an arm find their graph ready.
 
-`python -m tailgate.servers.inspect --config ARM.json --shapes "prefill 1x128, decode 8@512"` loads and warms the arm as
+`python -m tailgate.servers.inspect --config ARM.json --shapes "prefill 128, decode 8@512"` loads and warms the arm as
 a server would, runs each shape as a step of the engine, and prints what the compiler did. Exit codes: 0 no shape makes
 the compiler run, 99 some do, 2 cannot be configured so.
 """

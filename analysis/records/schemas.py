@@ -46,7 +46,7 @@ _COMPILE_EVENTS: Final[Columns] = (
     ("compile_id", pa.string(), "The compiler's own id, as tlparse shows it."),
     ("frame", pa.string(), "The function that was compiled."),
     ("reason", pa.string(), "One line for each graph that was tried: the first guard of it that failed."),
-    ("shape", pa.string(), "The step that met it, such as `prefill 1x128`."),
+    ("shape", pa.string(), "The step that met it, such as `prefill 128`."),
     ("dynamic", pa.bool_(), "Whether the graph has dynamic dimensions."),
     ("cache", pa.string(), "`hit`, `miss`, `bypass` or empty. A hit still costs the tracing."),
     ("batch_id", pa.int64(), "The batch that waited."),

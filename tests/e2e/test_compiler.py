@@ -88,7 +88,7 @@ def test_inductor_knows_the_operator_that_stores_a_row() -> None:
 @pytest.mark.timeout(600)
 def test_a_start_with_an_artifact_compiles_no_graph(shipped: Path, tmp_path: Path) -> None:
     setting = f"compile.artifact={shipped}"
-    found = tailgate("inspect", *ARM, "--shapes", "prefill 1x9", "--cache-dir", str(tmp_path), "--set", setting)
+    found = tailgate("inspect", *ARM, "--shapes", "prefill 9", "--cache-dir", str(tmp_path), "--set", setting)
     assert [graph["cache"] for graph in found["graphs"]] == ["hit", "hit"]
 
 
@@ -109,7 +109,7 @@ def second_length(folder: Path) -> tuple[str, list[bool]]:
         "--set",
         "compile.backend=aot_eager",
         "--shapes",
-        "prefill 1x7",
+        "prefill 7",
     )
     # The job id names a profile that torch would keep from start to start.
     found = tailgate("inspect", *naive, "--cache-dir", str(folder), code=None, TORCH_COMPILE_JOB_ID="mine")
@@ -126,7 +126,7 @@ def test_an_encoder_is_inspected_at_the_sizes_of_whole_texts() -> None:
     shapes = list(unplanned_shapes(ENCODER))
     assert parse_shapes(", ".join(map(str, shapes)), ENCODER) == shapes
     with pytest.raises(ConfigError, match="encode"):
-        parse_shapes("prefill 1x5", ENCODER)
+        parse_shapes("prefill 5", ENCODER)
     arm = ENCODER.replace(compile=CompileConfig(enabled=True, backend="eager", dynamic=False, warmup="minimal"))
     inspection = inspection_of(arm, "encode 1x5, encode 3x7")
     assert [visit.outcome for visit in inspection.visits] == ["ready", "recompiles"]
@@ -135,7 +135,7 @@ def test_an_encoder_is_inspected_at_the_sizes_of_whole_texts() -> None:
 def test_planned_shapes_are_ready_with_regional_compilation() -> None:
     policy = CompileConfig(enabled=True, dynamic=False, fullgraph=True, backend="eager", regional=True, capture=True)
     arm = ArmConfig(name="blocks", shapes=ShapeConfig(kind="buckets"), compile=policy, engine=ENGINE)
-    inspection = inspection_of(arm, "prefill 1x1, prefill 1x33, decode 3@20")
+    inspection = inspection_of(arm, "prefill 1, prefill 33, decode 3@20")
     assert [visit.outcome for visit in inspection.visits] == ["ready"] * 3
     assert [(visit.padded.size, visit.planned) for visit in inspection.visits] == [
         ("1x32", True),
@@ -151,7 +151,7 @@ def test_planned_shapes_are_ready_with_regional_compilation() -> None:
 @pytest.mark.parametrize(
     ("policy", "outcomes", "words", "code"),
     [
-        ({"recompile_limit": 1}, ["ready", "eager", "eager"], "prefill 1x7", EXIT_COMPILES),
+        ({"recompile_limit": 1}, ["ready", "eager", "eager"], "prefill 7", EXIT_COMPILES),
         ({"strict": True}, ["ready", "is refused", "is refused"], "compile.strict", EXIT_COMPILES),
     ],
 )
@@ -160,7 +160,7 @@ def test_shapes_without_a_graph_are_not_ready(
 ) -> None:
     compiling = CompileConfig(enabled=True, dynamic=False, backend="eager", warmup="minimal", **policy)
     arm = ArmConfig(name="limited", compile=compiling, engine=ENGINE)
-    inspection = inspection_of(arm, "prefill 1x5, prefill 1x7, prefill 1x9")
+    inspection = inspection_of(arm, "prefill 5, prefill 7, prefill 9")
     assert [visit.outcome for visit in inspection.visits] == outcomes
     assert words in inspection.visits[2].reason
     assert inspection.to_dict()["exit_code"] == code

@@ -317,7 +317,7 @@ def test_a_start_with_an_artifact_compiles_no_graph_anew(preset: str, tmp_path: 
     path, fresh = tmp_path / "arm.compiled", tmp_path / "fresh"
     assert output_of("precompile", *arm, "--out", str(path))["unkept"] == 0
     found = output_of(
-        *("inspect", *arm, "--shapes", "prefill 1x32", "--cache-dir", str(fresh)),
+        *("inspect", *arm, "--shapes", "prefill 32", "--cache-dir", str(fresh)),
         *("--set", f"compile.artifact={path}"),
     )
     assert {graph["cache"] for graph in found["graphs"]} == {"hit"}

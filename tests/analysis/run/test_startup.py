@@ -42,7 +42,7 @@ def test_a_start_counts_from_its_process_until_it_serves(tmp_path: Path) -> None
         "process": 1.0,
         "import": 3.0,
         "load": 2.0,
-        "prefill 1x32": 10.0,
+        "prefill 32": 10.0,
         "decode 4@256": 20.0,
         "capture decode 1@256": 0.5,
         "other": 0.1,
