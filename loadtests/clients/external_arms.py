@@ -42,7 +42,7 @@ def external_route(arm: str, config: ExternalArm, *, traffic: PromptSource, igno
 
 
 class OipCall(GrpcCall):
-    """One inference. Each token of a tensor of ids, or each piece of text, has the time at which it came."""
+    """One inference. Each piece of text has the time at which it came."""
 
     def __init__(self, *, options: OipOptions, **settings: Any) -> None:
         super().__init__(**settings)
@@ -52,8 +52,8 @@ class OipCall(GrpcCall):
         piece = read_response(self._options, message)
         if piece.error:
             self.fail(piece.error[:500], at_ns)
-        elif piece.tokens:
-            self.add_tokens(piece.tokens, at_ns)
+        elif piece.text:
+            self.add_tokens(1, at_ns)
 
 
 def external_client(config: ExternalArm, address: str) -> Client:

@@ -164,8 +164,8 @@ def _oip(config: ExternalArm, address: str, asking: Asking, timeout_s: float) ->
     options = config.options
     assert isinstance(options, OipOptions)
     body = oip_wire.infer_request(options, config.model_name, asking, f"asked-{asking.seed}")
-    size, counted = 0, True
-    values: list[str | int] = []
+    parts: list[str] = []
+    size = 0
     with _oip_channel(config, address) as (channel, metadata):
         stream = channel.stream_stream(oip_wire.METHOD)
         for message in stream(iter([body]), timeout=timeout_s, metadata=metadata):
@@ -173,11 +173,8 @@ def _oip(config: ExternalArm, address: str, asking: Asking, timeout_s: float) ->
             if piece.error:
                 raise FailedError(piece.error)
             size = _bounded(size + len(message))
-            values += [value for value in piece.values if value != ""]
-            counted = counted and (piece.counted or not piece.tokens)
-    # Token ids stand as words, so that answers of ids are compared as those of text are.
-    text = "".join(value if isinstance(value, str) else f" {value}" for value in values)
-    return Answer(text=text, pieces=len(values), tokens=len(values) if counted and values else None)
+            parts += [piece.text] if piece.text else []
+    return Answer(text="".join(parts), pieces=len(parts))
 
 
 @contextmanager
@@ -258,7 +255,7 @@ def _probe(answer: Future[Probe], config: ExternalArm, address: str, timeout_s: 
 
 def _probed(config: ExternalArm, address: str, timeout_s: float) -> Probe:
     prompt: str | list[int] = _PROMPT
-    if config.options.prompt == "token_ids":
+    if config.takes_ids:
         prompt = [3 + index % (config.vocab_size - 3) for index in range(TOKENS)]
     if config.kind == "oip":
         _check_oip_model(config, address)

@@ -28,9 +28,6 @@ EXTERNAL_KEYS = ("address", "model_name", "vocab_size", "telemetry", *SecurityCo
 class _Options(Settings):
     """What either protocol lets a request say of its prompt and its answer."""
 
-    prompt: Literal["text", "token_ids"] = "text"
-    """`text` sends words. `token_ids` sends exactly the planned tokens, which the completions of vLLM and SGLang take,
-    and INT32 tensors of OIP models such as TensorRT-LLM's; needs `vocab_size`."""
     tokenizer: str = ""
     """The model's folder or hub id. Texts then have exactly the planned number of tokens, the chat template included;
     without it about as many."""
@@ -41,8 +38,6 @@ class _Options(Settings):
 
     @model_validator(mode="after")
     def _can_be_written(self) -> Self:
-        if self.prompt == "token_ids" and self.tokenizer:
-            raise ValueError('tokenizer is set but prompt is "token_ids", which needs none: drop one')
         try:
             json.dumps(self.extra, allow_nan=False)
         except (TypeError, ValueError) as error:
@@ -55,6 +50,9 @@ class _Options(Settings):
 class OpenAiOptions(_Options):
     """How requests to an OpenAI-compatible server are written. They are greedy (`temperature` 0) and streamed."""
 
+    prompt: Literal["text", "token_ids"] = "text"
+    """`text` sends words. `token_ids` sends exactly the planned tokens, which the completions of vLLM and SGLang take;
+    needs `vocab_size`."""
     endpoint: Literal["completions", "chat"] = "completions"
     """API that is called. `chat` takes texts only."""
     usage: Literal["end", "each", "off"] = "end"
@@ -63,6 +61,8 @@ class OpenAiOptions(_Options):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
+        if self.prompt == "token_ids" and self.tokenizer:
+            raise ValueError('tokenizer is set but prompt is "token_ids", which needs none: drop one')
         if self.endpoint == "chat" and self.prompt == "token_ids":
             raise ValueError(
                 'prompt is "token_ids" but chat messages are text: use openai.endpoint = "completions", '
@@ -79,9 +79,7 @@ class OipOptions(_Options):
     tensor with an empty name is not sent."""
 
     prompt_tensor: str = Field(default="text_input", min_length=1)
-    """The prompt: BYTES, or INT32 for token ids."""
-    prompt_length_tensor: str = ""
-    """The number of token ids (INT32)."""
+    """The prompt (BYTES)."""
     max_tokens_tensor: str = ""
     """The length of the answer (INT32)."""
     stream_tensor: str = "stream"
@@ -89,7 +87,7 @@ class OipOptions(_Options):
     parameters_tensor: str = "sampling_parameters"
     """JSON (BYTES) with `max_tokens`, `length_fields` and `extra`."""
     output_tensor: str = Field(default="text_output", min_length=1)
-    """The answer: BYTES, one piece of text a response; or integers, which are counted as tokens."""
+    """The answer (BYTES), one piece of text a response."""
     batched: bool = False
     """Put a batch dimension of 1 before every shape."""
 
@@ -198,9 +196,9 @@ class ExternalArm(SecurityConfig):
                 f"telemetry.{key} has {count} and address {len(self.address)}: give one for each address, or one "
                 "for all"
             )
-        if self.options.prompt == "token_ids" and not self.vocab_size:
+        if self.takes_ids and not self.vocab_size:
             raise ValueError(
-                f'vocab_size is missing but {self.kind}.prompt is "token_ids": give the size of the model\'s vocabulary'
+                'vocab_size is missing but openai.prompt is "token_ids": give the size of the model\'s vocabulary'
             )
         return self
 
@@ -208,6 +206,11 @@ class ExternalArm(SecurityConfig):
     def options(self) -> OpenAiOptions | OipOptions:
         options: OpenAiOptions | OipOptions = getattr(self, self.kind)
         return options
+
+    @property
+    def takes_ids(self) -> bool:
+        """Whether prompts are sent as token ids."""
+        return isinstance(self.options, OpenAiOptions) and self.options.prompt == "token_ids"
 
     @property
     def replicas(self) -> int:

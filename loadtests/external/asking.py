@@ -48,12 +48,13 @@ class Asking:
 def prompt_source(config: ExternalArm, traffic: PromptSource) -> PromptSource:
     """Return the source of the arm's prompts; `traffic` is that of managed arms. Raises ConfigError if none fits."""
     options = config.options
-    if options.prompt == "token_ids":
+    if config.takes_ids:
         return traffic
     if options.tokenizer:
         chat = isinstance(options, OpenAiOptions) and options.endpoint == "chat"
         remedy = f"remove {config.kind}.tokenizer"
-        remedy += "" if chat else f', or set {config.kind}.prompt = "token_ids" and vocab_size in its place'
+        if config.kind == "openai" and not chat:
+            remedy += ', or set openai.prompt = "token_ids" and vocab_size in its place'
         return PromptSource(text=load_prompt_text(options.tokenizer, chat=chat, remedy=remedy))
     if traffic.text is not None:
         return traffic
@@ -65,4 +66,4 @@ def prompt_source(config: ExternalArm, traffic: PromptSource) -> PromptSource:
 def prompt_of(config: ExternalArm, source: PromptSource, plan: PlannedRequest) -> str | list[int]:
     """Return the prompt as text or token ids; `source` is the arm's own."""
     text = source.plain(plan)
-    return source.ids(plan) if text is None or config.options.prompt == "token_ids" else text
+    return source.ids(plan) if text is None or config.takes_ids else text

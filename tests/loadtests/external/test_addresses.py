@@ -68,7 +68,7 @@ def test_unusable_address_says_what_to_write(text: str, kind: Any, says: str) ->
 
 def test_own_and_external_arms_may_be_mixed_and_written_back() -> None:
     two = {**VLLM, "address": ["http://a:1/v1", "http://b:1/v1"], "openai": {"endpoint": "chat", "extra": {"top_k": 1}}}
-    found = experiment(EAGER, two, {**TRITON, "vocab_size": 100, "token_env": "T", "oip": {"prompt": "token_ids"}})
+    found = experiment(EAGER, two, {**TRITON, "token_env": "T", "oip": {"batched": True}})
     assert [arm.kind for arm in found.arms] == ["tailgate", "openai", "oip"]
     assert [arm.name for arm in found.own_arms] == ["eager"]
     assert found.external_arms[0].replica_names == ("vllm-0", "vllm-1")
@@ -107,7 +107,6 @@ def oip(**options: Any) -> dict[str, Any]:
         (oip(prompt_tensor=""), '.oip.prompt_tensor is "": string'),
         (oip(parameters_tensor=""), "length of an answer cannot be asked for"),
         (oip(parameters_tensor="", max_tokens_tensor="n", length_fields=["min_tokens"]), "travel in"),
-        (oip(prompt="token_ids"), "vocab_size is missing"),
         ({"telemetry": "a.log"}, 'arms.vllm.telemetry is "a.log": give a table'),
         ({"telemetry": {"log": ["a", "a"]}}, "arms.vllm.telemetry.log names one file twice"),
         ({"telemetry": {"log": ["a", "b", "c"]}}, "telemetry.log has 3 and address 1: give one for each"),

@@ -145,24 +145,18 @@ def test_the_list_of_models_tells_the_context_or_nothing(body: bytes, limit: int
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\nconnection: close\r\n\r\n"
 ASKING = Asking(prompt="Say it.", max_tokens=4, whole_length=True, seed=7, greedy=True)
 
-IDS: dict[str, Any] = {
-    **{"prompt": "token_ids", "prompt_tensor": "input_ids", "prompt_length_tensor": "input_lengths", "batched": True},
-    **{"max_tokens_tensor": "request_output_len", "stream_tensor": "", "parameters_tensor": ""},
-    "output_tensor": "output_ids",
-}
-
 
 def openai(address: str, **settings: Any) -> ExternalArm:
     return OpenAiArm(name="x", kind="openai", address=(address,), model_name="llama", **settings)
 
 
 def oip(address: str, model: str, **options: Any) -> ExternalArm:
-    given = {"name": "x", "kind": "oip", "address": (address,), "model_name": model, "vocab_size": 100}
+    given = {"name": "x", "kind": "oip", "address": (address,), "model_name": model}
     return OipArm(**given, oip=OipOptions(**options))  # type: ignore[arg-type]
 
 
-def asked(config: ExternalArm, asking: Asking = ASKING, timeout_s: float = 5.0) -> Answer:
-    return ask(config, config.address[0], asking, timeout_s=timeout_s)
+def asked(config: ExternalArm, timeout_s: float = 5.0) -> Answer:
+    return ask(config, config.address[0], ASKING, timeout_s=timeout_s)
 
 
 def asked_for(script: Callable[[Request], object], timeout_s: float = 5.0) -> Answer:
@@ -231,12 +225,9 @@ def address() -> Iterator[str]:
         yield address
 
 
-def test_inference_servers_give_text_or_token_ids(address: str) -> None:
+def test_inference_servers_give_text(address: str) -> None:
     text = asked(oip(address, "text"))
     assert (text.text, text.pieces, text.error) == (" word0 word1 word2 word3", 4, "")
-    asking = Asking(prompt=[1, 2, 3], max_tokens=3, whole_length=False, seed=1)
-    ids = asked(oip(address, "ids", **IDS), asking)
-    assert (ids.text, ids.pieces, ids.error) == (" 7 8 9", 3, "")
 
 
 GOOD = answer(said("a"), said(" b"), said("", finish="length"), usage(8, 9), DONE)
@@ -318,7 +309,6 @@ def test_certificate_is_checked(tmp_path: Path) -> None:
 
 def test_inference_server_answers_as_the_load_will_ask(address: str) -> None:
     assert probe(oip(address, "text")).tokens is None
-    assert probe(oip(address, "ids", **IDS)).tokens == 8
 
 
 @pytest.mark.parametrize(
