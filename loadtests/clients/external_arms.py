@@ -51,7 +51,7 @@ class OipCall(GrpcCall):
     def on_message(self, message: bytes, at_ns: int) -> None:
         piece = read_response(self._options, message)
         if piece.error:
-            self.fail(piece.error[:500], at_ns)
+            self.cancel("INTERNAL", piece.error)
         elif piece.text:
             self.add_tokens(1, at_ns)
 
