@@ -97,7 +97,6 @@ def test_chunk_counts_when_it_carries_some_of_the_answer(content: object, text: 
         ({"error": {"message": "gone", "type": "x", "code": None}}, "INTERNAL", "gone"),
         ({"error": "CUDA out of memory"}, "INTERNAL", "CUDA out of memory"),
         ({"object": "error", "message": "too long", "code": "400"}, "INVALID_ARGUMENT", "too long"),
-        ({"detail": [{"loc": ["body"]}]}, "INTERNAL", '[{"loc": ["body"]}]'),
         (  # before it takes memory
             {"choices": [{"text": "a"}], "usage": {"completion_tokens": 10**10}},
             *("INTERNAL", "the server counts 10000000000 tokens in its answer; the limit is 1048576"),
@@ -253,7 +252,7 @@ def test_token_ids_are_sent_where_the_arm_takes_them() -> None:
     [
         (plain("404 No", b'{"error": {"message": "The model `llama` does not exist."}}'), "does not exist.*model_name"),
         (plain("401 No", b"{}"), "HTTP 401.*token_env"),
-        (plain("422 No", b'{"detail": "Unexpected fields: ignore_eos"}'), "ignore_eos: it does not take a field"),
+        (plain("422 No", b'{"detail": "Unexpected fields: ignore_eos"}'), "ignore_eos.*: it does not take a field"),
         (plain("400 No", b'{"detail": "prompt must be a string."}'), "must be a string.*openai.prompt"),
         (plain("308 Moved", b"", "Location: http://b/v1"), "redirects to http://b/v1"),
         (plain("200 OK", b'{"choices": []}', "Content-Type: application/json"), "Content-Type application/json.*proxy"),
