@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
@@ -43,16 +42,8 @@ class GrpcCall(Call):
 
     _needed: int  # bytes of `_partial` that make its message whole; set along with it
 
-    def __init__(
-        self,
-        *,
-        headers: bytes,
-        body: bytes,
-        timeout_s: float | None,
-        on_done: Callable[[Any], None] | None,
-        tag: Any,
-    ) -> None:
-        super().__init__(timeout_s=timeout_s, on_done=on_done, tag=tag)
+    def __init__(self, *, headers: bytes, body: bytes, **settings: Any) -> None:
+        super().__init__(**settings)
         self.headers = headers
         self.body = b"\x00" + _UINT32.pack(len(body)) + body
         self.position = 0  # bytes of the body already sent

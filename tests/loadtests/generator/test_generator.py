@@ -19,7 +19,6 @@ import pytest
 
 from tailgate.analysis.records.schemas import REQUESTS
 from tailgate.analysis.records.tables import read_table
-from tailgate.loadtests.generator import precise_sleep
 from tailgate.loadtests.generator.generator import Generator
 from tailgate.loadtests.generator.load_log import LoadLog
 from tailgate.loadtests.generator.precise_sleep import sleep_until
@@ -365,12 +364,3 @@ def test_the_kernels_timer_costs_no_core() -> None:
     for _ in range(300):
         sleep_until(now_ns() + MS)
     assert time.thread_time() - used < 0.5 * (time.perf_counter() - began)
-
-
-def test_a_process_that_is_forked_leaves_the_timers_to_its_parent() -> None:
-    sleep_until(now_ns() + 900_000)
-    assert precise_sleep.spare_timers
-    child = os.fork()
-    if not child:
-        os._exit(len(precise_sleep.spare_timers))
-    assert os.waitpid(child, 0)[1] == 0
