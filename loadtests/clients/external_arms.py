@@ -11,23 +11,23 @@ from tailgate.loadtests.clients.inference import InferenceClient
 from tailgate.loadtests.clients.openai import OpenAiClient
 from tailgate.loadtests.clients.route import Client, Endpoint, Route
 from tailgate.loadtests.external.arms import ExternalArm, OipOptions, OpenAiOptions
-from tailgate.loadtests.external.asking import Asking, prompt_of, prompt_source
+from tailgate.loadtests.external.asking import Asking, prompt_text
 from tailgate.loadtests.external.oip_wire import METHOD, infer_request, read_response
 from tailgate.loadtests.external.openai_wire import request_body
-from tailgate.loadtests.traffic.prompts import PromptSource
+from tailgate.loadtests.traffic.prompts import PromptText
 from tailgate.loadtests.traffic.schedule import PlannedRequest
 
 
-def external_route(arm: str, config: ExternalArm, *, traffic: PromptSource, ignore_eos: bool) -> Route:
+def external_route(arm: str, config: ExternalArm, *, traffic: PromptText | None, ignore_eos: bool) -> Route:
     """Return the way to an external arm, with an endpoint for each of its addresses.
 
-    `traffic` makes the prompts of managed arms. Raises ConfigError for what cannot work.
+    `traffic` makes the prompts of managed arms, if they are text. Raises ConfigError for what cannot work.
     """
-    source, options, model = prompt_source(config, traffic), config.options, config.model_name
+    text, options, model = prompt_text(config, traffic), config.options, config.model_name
 
     def encode(plan: PlannedRequest, request_id: str, arm: str | None) -> tuple[bytes, bytes]:
         asking = Asking(
-            prompt=prompt_of(config, source, plan),
+            prompt=text.prompt(plan),
             max_tokens=plan.max_tokens,
             whole_length=ignore_eos,
             seed=plan.prompt_seed,

@@ -254,12 +254,9 @@ def _probe(answer: Future[Probe], config: ExternalArm, address: str, timeout_s: 
 
 
 def _probed(config: ExternalArm, address: str, timeout_s: float) -> Probe:
-    prompt: str | list[int] = _PROMPT
-    if config.takes_ids:
-        prompt = [3 + index % (config.vocab_size - 3) for index in range(TOKENS)]
     if config.kind == "oip":
         _check_oip_model(config, address)
-    asking = Asking(prompt=prompt, max_tokens=TOKENS, whole_length=True, seed=0)
+    asking = Asking(prompt=_PROMPT, max_tokens=TOKENS, whole_length=True, seed=0)
     found = _exchange(config, address, asking, timeout_s)
     if not found.pieces and isinstance(config.options, OipOptions):
         raise FailedError(
@@ -282,7 +279,7 @@ _REMEDIES: dict[str, dict[str, str]] = {
             "give the address with its path, such as http://host:8000/v1, and the model_name that the server knows"
         ),
         "INVALID_ARGUMENT": (
-            "it does not take a field of the request: see model_name and openai.prompt, usage, length_fields and extra"
+            "it does not take a field of the request: see model_name and openai.usage, length_fields and extra"
         ),
     },
     "oip": {

@@ -22,7 +22,7 @@ from tailgate.servers.fields import Listed, Settings
 
 # Body fields that make servers answer with exactly as many tokens as the request says.
 LengthField = Literal["ignore_eos", "min_tokens"]
-EXTERNAL_KEYS = ("address", "model_name", "vocab_size", "telemetry", *SecurityConfig.model_fields, *KINDS)
+EXTERNAL_KEYS = ("address", "model_name", "telemetry", *SecurityConfig.model_fields, *KINDS)
 
 
 class _Options(Settings):
@@ -50,24 +50,14 @@ class _Options(Settings):
 class OpenAiOptions(_Options):
     """How requests to an OpenAI-compatible server are written. They are greedy (`temperature` 0) and streamed."""
 
-    prompt: Literal["text", "token_ids"] = "text"
-    """`text` sends words. `token_ids` sends exactly the planned tokens, which the completions of vLLM and SGLang take;
-    needs `vocab_size`."""
     endpoint: Literal["completions", "chat"] = "completions"
-    """API that is called. `chat` takes texts only."""
+    """API that is called."""
     usage: Literal["end", "each", "off"] = "end"
     """When the server counts tokens: at the `end` of a stream (`stream_options.include_usage`), with `each` chunk
     (`continuous_usage_stats`, which vLLM knows), or never (`off`)."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if self.prompt == "token_ids" and self.tokenizer:
-            raise ValueError('tokenizer is set but prompt is "token_ids", which needs none: drop one')
-        if self.endpoint == "chat" and self.prompt == "token_ids":
-            raise ValueError(
-                'prompt is "token_ids" but chat messages are text: use openai.endpoint = "completions", '
-                'or openai.prompt = "text"'
-            )
         for key in ("stream", "model", "prompt", "messages", "stream_options"):
             if key in self.extra:
                 raise ValueError(f"extra.{key} is what tailgate itself must set: remove it")
@@ -172,8 +162,6 @@ class ExternalArm(SecurityConfig):
     of replicas."""
     model_name: str = Field(min_length=1)
     """The model's name at the server."""
-    vocab_size: int = Field(default=0, ge=0)
-    """Size of the model's vocabulary, which bounds the token ids of prompts."""
     telemetry: TelemetryConfig = TelemetryConfig()
     """The server's log."""
     weight: ClassVar[int] = 1
@@ -188,17 +176,11 @@ class ExternalArm(SecurityConfig):
             raise ValueError(
                 "tls_ca or a certificate is given but no address uses TLS: write https://, or leave it out"
             )
-        if 0 < self.vocab_size < 4:
-            raise ValueError(f"vocab_size is {self.vocab_size}: give the model's own, 4 or more")
         if (count := len(self.telemetry.logs)) not in (0, 1, len(self.address)):
             key = "log" if self.telemetry.log else "log_command"
             raise ValueError(
                 f"telemetry.{key} has {count} and address {len(self.address)}: give one for each address, or one "
                 "for all"
-            )
-        if self.takes_ids and not self.vocab_size:
-            raise ValueError(
-                'vocab_size is missing but openai.prompt is "token_ids": give the size of the model\'s vocabulary'
             )
         return self
 
@@ -206,11 +188,6 @@ class ExternalArm(SecurityConfig):
     def options(self) -> OpenAiOptions | OipOptions:
         options: OpenAiOptions | OipOptions = getattr(self, self.kind)
         return options
-
-    @property
-    def takes_ids(self) -> bool:
-        """Whether prompts are sent as token ids."""
-        return isinstance(self.options, OpenAiOptions) and self.options.prompt == "token_ids"
 
     @property
     def replicas(self) -> int:

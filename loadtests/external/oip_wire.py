@@ -22,7 +22,6 @@ def infer_request(options: OipOptions, model: str, asking: Asking, request_id: s
         if name:
             request.inputs.add(name=name, datatype=datatype, shape=shape, contents=contents)
 
-    assert isinstance(asking.prompt, str)
     add(options.prompt_tensor, "BYTES", bytes_contents=[asking.prompt.encode()])
     add(options.max_tokens_tensor, "INT32", int_contents=[asking.max_tokens])
     add(options.stream_tensor, "BOOL", bool_contents=[True])

@@ -49,13 +49,12 @@ def request_path(options: OpenAiOptions, address: Address) -> str:
 
 
 def request_body(options: OpenAiOptions, model: str, asking: Asking) -> bytes:
-    """Return one streaming request as JSON. A chat takes text, as its one message; a completion text or token ids."""
-    prompt = asking.prompt
+    """Return one streaming request as JSON. A chat takes the prompt as its one message."""
     body: dict[str, Any] = {"model": model, "stream": True, **asking.fields(options)}
     if options.endpoint == "completions":
-        body["prompt"] = prompt if isinstance(prompt, str) else list(prompt)
+        body["prompt"] = asking.prompt
     else:
-        body["messages"] = [{"role": "user", "content": prompt}]
+        body["messages"] = [{"role": "user", "content": asking.prompt}]
     if options.usage != "off":
         each = {"continuous_usage_stats": True} if options.usage == "each" else {}
         body["stream_options"] = {"include_usage": True, **each}

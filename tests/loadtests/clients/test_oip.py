@@ -18,7 +18,6 @@ from tailgate.loadtests.clients.route import Endpoint, Route
 from tailgate.loadtests.external.arms import ExternalArm, OipArm, OipOptions, OpenAiArm, OpenAiOptions
 from tailgate.loadtests.external.asking import Asking
 from tailgate.loadtests.external.oip_wire import infer_request, read_response
-from tailgate.loadtests.traffic.prompts import PromptSource
 from tailgate.loadtests.traffic.schedule import PlannedRequest
 from tailgate.servers.rpc.inference_pb2 import EmbedResponse
 from tailgate.servers.rpc.oip_pb2 import ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
@@ -42,7 +41,7 @@ def address() -> Iterator[str]:
 
 def config(kind: Any, *addresses: str, **settings: Any) -> ExternalArm:
     kinds: dict[str, Any] = {"openai": OpenAiArm, "oip": OipArm}
-    known = {"name": "x", "model_name": "llama", "vocab_size": 100}
+    known = {"name": "x", "model_name": "llama"}
     return kinds[kind](kind=kind, address=addresses, **{**known, **settings})
 
 
@@ -151,8 +150,8 @@ def plan(**change: Any) -> PlannedRequest:
     return PlannedRequest(**{**row, **change})
 
 
-def body(external: ExternalArm, plan: PlannedRequest, *, whole: bool = True, traffic: Any = None) -> tuple[Any, bytes]:
-    route = external_route("x", external, traffic=traffic or PromptSource(vocab_size=100), ignore_eos=whole)
+def body(external: ExternalArm, plan: PlannedRequest, *, whole: bool = True) -> tuple[Any, bytes]:
+    route = external_route("x", external, traffic=None, ignore_eos=whole)
     return route.encode(plan, "1-7-x", "x")
 
 

@@ -107,18 +107,17 @@ def test_error_inside_a_stream_has_a_status_and_a_message(content: object, statu
     assert read_event(json.dumps(content).encode()).failed == (status, message)
 
 
-def body(options: OpenAiOptions, prompt: str | list[int], *, whole: bool = True) -> dict[str, object]:
+def body(options: OpenAiOptions, prompt: str, *, whole: bool = True) -> dict[str, object]:
     content: dict[str, object] = json.loads(
         request_body(options, "m", Asking(prompt=prompt, max_tokens=9, whole_length=whole, seed=2**40 + 3))
     )
     return content
 
 
-def test_completions_take_text_or_token_ids_and_chats_one_message() -> None:
+def test_completions_take_text_and_chats_one_message() -> None:
     common = {"model": "m", "max_tokens": 9, "temperature": 0, "seed": 3, "stream": True}
     counts = {"stream_options": {"include_usage": True}}
     assert body(OpenAiOptions(), "hello") == {**common, **counts, "prompt": "hello"}
-    assert body(OpenAiOptions(prompt="token_ids"), [5, 6])["prompt"] == [5, 6]
     each = {"include_usage": True, "continuous_usage_stats": True}
     assert body(OpenAiOptions(usage="each"), "x")["stream_options"] == each
     chat = OpenAiOptions(endpoint="chat", usage="off")
@@ -241,19 +240,12 @@ def probe(config: ExternalArm, timeout_s: float = 5.0, check: Callable[[], None]
     return wait_ready(config, config.address[0], timeout_s=timeout_s, check=check, not_yet=lambda why: None)
 
 
-def test_token_ids_are_sent_where_the_arm_takes_them() -> None:
-    with HttpPeer(server(GOOD)) as peer:
-        probe(openai(peer.address, vocab_size=6, openai=OpenAiOptions(prompt="token_ids")))
-    assert peer.requests[0].json["prompt"] == [3, 4, 5, 3, 4, 5, 3, 4]
-
-
 @pytest.mark.parametrize(
     ("reply", "says"),
     [
         (plain("404 No", b'{"error": {"message": "The model `llama` does not exist."}}'), "does not exist.*model_name"),
         (plain("401 No", b"{}"), "HTTP 401.*token_env"),
         (plain("422 No", b'{"detail": "Unexpected fields: ignore_eos"}'), "ignore_eos.*: it does not take a field"),
-        (plain("400 No", b'{"detail": "prompt must be a string."}'), "must be a string.*openai.prompt"),
         (plain("308 Moved", b"", "Location: http://b/v1"), "redirects to http://b/v1"),
         (plain("200 OK", b'{"choices": []}', "Content-Type: application/json"), "Content-Type application/json.*proxy"),
         (plain("200 OK", b"x", "Content-Type: text/event-stream", "Content-Encoding: gzip"), "gzip"),
