@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 from typing import Any
-from urllib.parse import quote
 
 from tailgate.loadtests.clients.grpc_call import GrpcCall
 from tailgate.loadtests.clients.inference import InferenceClient
@@ -33,7 +32,7 @@ def external_route(arm: str, config: ExternalArm, *, traffic: PromptText | None,
             seed=plan.prompt_seed,
         )
         if isinstance(options, OpenAiOptions):
-            return request_body(options, model, asking), f"X-Request-Id: {quote(request_id)}\r\n".encode("ascii")
+            return request_body(options, model, asking), f"X-Request-Id: {request_id}\r\n".encode("ascii")
         return infer_request(options, model, asking, request_id), b""
 
     replicas = ["" if arm == "*" else f"{arm}-{number}" for number in range(len(config.address))]
