@@ -164,8 +164,8 @@ def _oip(config: ExternalArm, address: str, asking: Asking, timeout_s: float) ->
     options = config.options
     assert isinstance(options, OipOptions)
     body = oip_wire.infer_request(options, config.model_name, asking, f"asked-{asking.seed}")
-    size, counted = 0, True
-    values: list[str | int] = []
+    parts: list[str] = []
+    size = 0
     with _oip_channel(config, address) as (channel, metadata):
         stream = channel.stream_stream(oip_wire.METHOD)
         for message in stream(iter([body]), timeout=timeout_s, metadata=metadata):
@@ -173,11 +173,8 @@ def _oip(config: ExternalArm, address: str, asking: Asking, timeout_s: float) ->
             if piece.error:
                 raise FailedError(piece.error)
             size = _bounded(size + len(message))
-            values += [value for value in piece.values if value != ""]
-            counted = counted and (piece.counted or not piece.tokens)
-    # Token ids stand as words, so that answers of ids are compared as those of text are.
-    text = "".join(value if isinstance(value, str) else f" {value}" for value in values)
-    return Answer(text=text, pieces=len(values), tokens=len(values) if counted and values else None)
+            parts += [piece.text] if piece.text else []
+    return Answer(text="".join(parts), pieces=len(parts))
 
 
 @contextmanager
@@ -257,12 +254,9 @@ def _probe(answer: Future[Probe], config: ExternalArm, address: str, timeout_s: 
 
 
 def _probed(config: ExternalArm, address: str, timeout_s: float) -> Probe:
-    prompt: str | list[int] = _PROMPT
-    if config.options.prompt == "token_ids":
-        prompt = [3 + index % (config.vocab_size - 3) for index in range(TOKENS)]
     if config.kind == "oip":
         _check_oip_model(config, address)
-    asking = Asking(prompt=prompt, max_tokens=TOKENS, whole_length=True, seed=0)
+    asking = Asking(prompt=_PROMPT, max_tokens=TOKENS, whole_length=True, seed=0)
     found = _exchange(config, address, asking, timeout_s)
     if not found.pieces and isinstance(config.options, OipOptions):
         raise FailedError(
@@ -285,7 +279,7 @@ _REMEDIES: dict[str, dict[str, str]] = {
             "give the address with its path, such as http://host:8000/v1, and the model_name that the server knows"
         ),
         "INVALID_ARGUMENT": (
-            "it does not take a field of the request: see model_name and openai.prompt, usage, length_fields and extra"
+            "it does not take a field of the request: see model_name and openai.usage, length_fields and extra"
         ),
     },
     "oip": {

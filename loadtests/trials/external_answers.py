@@ -22,8 +22,8 @@ from tailgate.analysis.records.documents import write_document
 from tailgate.loadtests.experiments.model import Experiment
 from tailgate.loadtests.external.answers import Answer, ask
 from tailgate.loadtests.external.arms import ExternalArm
-from tailgate.loadtests.external.asking import Asking, prompt_of, prompt_source
-from tailgate.loadtests.traffic.prompts import PromptSource
+from tailgate.loadtests.external.asking import Asking, prompt_text
+from tailgate.loadtests.traffic.prompts import load_prompt_text
 from tailgate.loadtests.traffic.schedule import PlannedRequest, Schedule, planned_requests
 from tailgate.loadtests.trials.context import TrialContext
 from tailgate.loadtests.trials.served_parity import in_threads
@@ -139,18 +139,11 @@ def questions(
 def requests_for(experiment: Experiment, arm: ExternalArm, plans: Sequence[PlannedRequest]) -> list[Asking]:
     """Return the questions in the words of the arm; the seed is each round's."""
     traffic = experiment.traffic
-    sizes = [other.vocab_size for other in experiment.external_arms if other.vocab_size]
-    source = prompt_source(
-        arm,
-        PromptSource.of(
-            traffic.prompts,
-            model=traffic.tokenizer or experiment.counting_model,
-            vocab_size=min(sizes, default=1 << 31 if traffic.prompts != "ids" else 256),
-        ),
-    )
+    shared = None if traffic.prompts == "ids" else load_prompt_text(traffic.tokenizer or experiment.counting_model)
+    text = prompt_text(arm, shared)
     return [
         Asking(
-            prompt=prompt_of(arm, source, plan),
+            prompt=text.prompt(plan),
             max_tokens=plan.max_tokens,
             whole_length=traffic.ignore_eos,
             seed=0,
@@ -162,5 +155,4 @@ def requests_for(experiment: Experiment, arm: ExternalArm, plans: Sequence[Plann
 
 def _digest(asking: Asking) -> str:
     """Return what tells prompts apart, without the prompt itself."""
-    prompt = asking.prompt if isinstance(asking.prompt, str) else list(asking.prompt)
-    return hashlib.sha256(json.dumps(prompt).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(asking.prompt).encode()).hexdigest()[:16]

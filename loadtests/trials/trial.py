@@ -143,7 +143,6 @@ class Trial:
         self._turns.start(self._replicas.process_ids)
         self.context.status.phase = "starting the load"
         sizes = [snapshot.vocab_size for snapshot in self._replicas.snapshots.values()]
-        sizes += [arm.vocab_size for arm in self.context.experiment.external_arms if arm.vocab_size]
         self._load = load = LoadGenerator(self.context, targets, vocab_sizes=sizes)
         self._monitor.name("load", load.child.pid)
         while not load.ended():
