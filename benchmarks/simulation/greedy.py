@@ -15,7 +15,8 @@ import numpy as np
 
 from benchmarks.simulation.table import Table
 from tailgate.analysis.arrays import Floats
-from tailgate.analysis.judging.gates.greedy import GreedyParity, judge_greedy
+from tailgate.analysis.judging.gates import Gate
+from tailgate.analysis.judging.gates.greedy import judge_greedy
 from tailgate.analysis.records.asked_answers import GreedyAnswer, Twice
 
 ALPHA = 0.05
@@ -87,12 +88,12 @@ def _kernel(name: str, seed: int, prompt: int, text: str) -> Floats:
 
 def judged(
     control: Server, arm: Server, seed: int, *, prompts: int = PROMPTS, alpha: float = ALPHA, allowed: float = 0.0
-) -> GreedyParity:
+) -> Gate:
     """Judge the two once."""
     _logits.cache_clear()
     _kernel.cache_clear()
-    asked = [(control.twice(seed, prompts), arm.twice(seed, prompts))]
-    return judge_greedy("arm", asked, when="before", allowed=allowed, alpha=alpha)
+    asked = {1: (control.twice(seed, prompts), arm.twice(seed, prompts))}
+    return judge_greedy("arm", asked, allowed=allowed, alpha=alpha)
 
 
 EXACT, BF16 = Server(), Server(kernel=0.04)

@@ -95,8 +95,8 @@ class ParityConfig(Settings):
     """How a run checks that its arms compute the same."""
 
     served: bool = True
-    """After the traffic of each trial every replica answers the same few prompts. External arms are asked before the
-    load and after it, if the control is external too."""
+    """After the traffic of each trial every replica answers the same few prompts; external arms do if the control is
+    external too."""
     full: bool = False
     """Measure every arm before the first trial, as `tailgate parity` does. A FAIL ends the run."""
     reference: bool = True

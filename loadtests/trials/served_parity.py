@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import math
 import operator
-import threading
-import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import grpc
 import numpy as np
 
 from tailgate.loadtests.experiments.model import Experiment
+from tailgate.loadtests.external.answers import in_threads
 from tailgate.servers.rpc import inference_pb2, inference_pb2_grpc
 
 PROMPTS = 6
@@ -26,10 +24,8 @@ TOKENS = 16
 # An arm without a warm-up compiles for a shape that the traffic did not bring, several times over.
 TIMEOUT_S = 600.0
 
-_POLL_S = 0.05
 _UNIT_WITHIN = 0.02  # as values in bfloat16 come
 
-T = TypeVar("T")
 Answers = list[list[Any]]  # of each prompt: its tokens, or its vector
 
 
@@ -85,42 +81,6 @@ def ask(
             return f"{what} has {len(given)} values and length {length:.3g}, not 1"
         answers.append(given)
     return answers
-
-
-def in_threads(tasks: Sequence[Callable[[], T]], *, at_once: int, wait: Callable[[int], None]) -> list[T]:
-    """Return what each task returns, `at_once` of them under way at a time. Raises what the first that fails raises.
-
-    `wait` is called often with how many are done, and may raise to end it: no other task begins then. A task that hangs
-    does not keep the process, as those of an executor would.
-    """
-    done: dict[int, T] = {}
-    failed: list[Exception] = []
-    left = deque(range(len(tasks)))
-
-    def work() -> None:
-        while left:
-            try:
-                place = left.popleft()
-            except IndexError:
-                return  # another thread took the last one
-            try:
-                done[place] = tasks[place]()
-            except Exception as error:
-                failed.append(error)
-                left.clear()
-
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(at_once)]
-    for thread in threads:
-        thread.start()
-    try:
-        while any(thread.is_alive() for thread in threads):
-            wait(len(done))
-            time.sleep(_POLL_S)
-    finally:
-        left.clear()
-    if failed:
-        raise failed[0]
-    return [done[place] for place in range(len(tasks))]
 
 
 def compared(

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tailgate.analysis.records.asked_answers import AFTER, BEFORE
 from tailgate.loadtests.experiments.model import Experiment
 from tailgate.loadtests.generator.trial_config import write_end
 from tailgate.loadtests.traffic.schedule import Schedule
@@ -86,12 +85,11 @@ class Trial:
         self._replicas.start()
         self._replicas.compare()
         answers = ExternalAnswers(context, self._schedule)
-        answers.ask(BEFORE)
         self._send_traffic(self._start_splitter())
         self._end_records(hurry=False)
         context.facts.complete = True
         context.write_facts()
-        answers.ask(AFTER)
+        answers.ask()
         if experiment.parity.served and not experiment.compare_models:
             self._compare_answers()
 

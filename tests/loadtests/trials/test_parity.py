@@ -20,6 +20,7 @@ from tailgate.analysis.summary.summary import EXIT_CODES
 from tailgate.loadtests.commands.main import main
 from tailgate.loadtests.commands.parity import parity_table
 from tailgate.loadtests.experiments.model import Experiment
+from tailgate.loadtests.external.answers import in_threads
 from tailgate.loadtests.trials import parity_processes, served_parity
 from tailgate.loadtests.trials.context import RunError
 from tailgate.loadtests.trials.parity_processes import ParityRun
@@ -280,7 +281,7 @@ def test_what_goes_wrong_in_a_thread_goes_wrong_for_who_waits() -> None:
     for problem in (IndexError("of the task"), ValueError("of the task")):
         tasks = [lambda: 1, Mock(side_effect=problem), lambda: 3]
         with pytest.raises(type(problem), match="of the task"):
-            served_parity.in_threads(tasks, at_once=2, wait=lambda _: None)
+            in_threads(tasks, at_once=2, wait=lambda _: None)
 
 
 def test_each_replica_is_compared_with_the_first_of_the_control() -> None:
