@@ -254,20 +254,24 @@ def test_questions_fit_every_arm_and_differ_by_trial() -> None:
     short = experiment(engine={"max_prompt_tokens": 40, "max_new_tokens": 9})
     asked = served_parity.questions(short, trial=1, vocab_size=50)
     assert len(asked) == served_parity.PROMPTS
-    assert all(1 <= len(question.prompt) <= 40 for question in asked)
-    assert {question.max_tokens for question in asked} == {9}
-    assert {token for question in asked for token in question.prompt} <= set(range(50))
+    prompts = [list(question.token_ids.ids) for question in asked]
+    assert all(1 <= len(prompt) <= 40 for prompt in prompts)
+    assert {question.max_tokens for question in asked} == {9}  # type: ignore[union-attr]
+    assert {token for prompt in prompts for token in prompt} <= set(range(50))
     assert served_parity.questions(short, trial=1, vocab_size=50) == asked
     assert served_parity.questions(short, trial=2, vocab_size=50) != asked
-    assert served_parity.questions(experiment(), trial=1, vocab_size=50)[0].max_tokens == served_parity.TOKENS
+    assert served_parity.questions(experiment(), trial=1, vocab_size=50)[0].max_tokens == served_parity.TOKENS  # type: ignore[union-attr]
 
 
 def test_every_question_is_answered_in_full_or_the_status_says_why_not() -> None:
-    asked = [served_parity.Question(prompt=(1, 2, 3), max_tokens=4), served_parity.Question(prompt=(1,), max_tokens=7)]
+    asked = [
+        served_parity.questions(experiment(engine={"max_new_tokens": most}), trial=1, vocab_size=50)[0]
+        for most in (4, 7)
+    ]
     with served(Arm(ArmConfig(), "eager-0", stall_s=0.0)) as channel:
-        assert served_parity.ask(channel, asked, embeds=False, check=nothing, timeout_s=60.0) == [[5] * 4, [5] * 7]
+        assert served_parity.ask(channel, asked, check=nothing, timeout_s=60.0) == [[5] * 4, [5] * 7]
     with grpc.insecure_channel("127.0.0.1:1") as nowhere:
-        answer = served_parity.ask(nowhere, asked, embeds=False, check=nothing, timeout_s=60.0)
+        answer = served_parity.ask(nowhere, asked, check=nothing, timeout_s=60.0)
     assert str(answer).startswith("UNAVAILABLE")
 
 
@@ -285,7 +289,7 @@ def test_each_replica_is_compared_with_the_first_of_the_control() -> None:
     assert rows == [
         ("eager", "eager-0", None, 2, 2),
         ("padded", "padded-0", None, 1, 2),
-        ("padded", "padded-1", "gone", 0, 2),
+        ("padded", "padded-1", "gone", 0, 0),
     ]
     without = served_parity.compared({**answers, "eager-0": "gone"}, arms, first="eager-0")
     assert all("gone" in row["error"] for row in without)
@@ -301,5 +305,5 @@ def test_vectors_are_held_to_the_cosine_with_the_control() -> None:
         (2, 2, None, 1.0),
         (1, 2, None, pytest.approx(0.96)),
         (0, 2, None, -1.0),
-        (0, 2, "UNAVAILABLE: gone", None),
+        (0, 0, "UNAVAILABLE: gone", None),
     ]
