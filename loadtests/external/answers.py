@@ -220,10 +220,9 @@ _REQUEST_S = 120.0  # a server may load its model with its first request
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """What one short answer to a request for `asked` tokens showed. `tokens` is the server's own count, None when it
-    gave none; `context` the most tokens of a prompt and its answer, where the server tells it."""
+    """What one short answer to a request for `TOKENS` showed. `tokens` is the server's own count, None when it gave
+    none; `context` the most tokens of a prompt and its answer, where the server tells it."""
 
-    asked: int
     tokens: int | None
     context: int | None = None
 
@@ -281,7 +280,7 @@ def _probed(config: ExternalArm, address: str, timeout_s: float) -> Probe:
     if config.kind == "openai":
         with _requested(config, address, "GET", f"{parse_address(address, 'openai').path}/models", 10.0) as reply:
             context = openai_wire.context_of(reply.read(openai_wire.LARGEST_EVENT), config.model_name)
-    return Probe(asked=TOKENS, tokens=found.tokens, context=context)
+    return Probe(tokens=found.tokens, context=context)
 
 
 # By kind of arm and status of the failure.

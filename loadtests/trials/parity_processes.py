@@ -132,7 +132,7 @@ class ParityRun:
     def _follow(self, child: Child, name: str, state: ReplicaState, expected: Mapping[str, Any]) -> dict[str, Any]:
         limit_s = self.experiment.trials.ready_timeout_s
         last_heard_at = time.monotonic()
-        facts: Mapping[str, Any] = {}
+        facts: dict[str, Any] = {}
         while True:
             self.check()
             messages, ended = child.receive(_POLL_S)
@@ -140,7 +140,7 @@ class ParityRun:
                 last_heard_at = time.monotonic()
                 match message:
                     case Loaded():
-                        facts = message.facts
+                        facts = dict(message.facts)
                         self._compare_facts(name, facts, expected)
                     case Refused():
                         raise ConfigError(f"{name}: {message.why}")
@@ -157,7 +157,7 @@ class ParityRun:
         if ended != 0 or not facts:
             raise RunError(f"{name} {child.ending(ended, 5)}: see {child.log_path}")
         state.stage = "measured"
-        return dict(facts)
+        return facts
 
     def _compare_facts(self, name: str, facts: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
         for key, value in expected.items():
@@ -218,7 +218,7 @@ class ParityRun:
             "width": width,
             "seed": self.experiment.seed,
             "facts": facts,
-            **outcome.to_dict(),
+            **json.loads(outcome.model_dump_json()),
         }
 
 

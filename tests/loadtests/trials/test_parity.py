@@ -217,18 +217,15 @@ def texts(path: Path) -> list[Text]:
     ("content", "words"),
     [
         (None, "No such file or directory"),
-        (b"\xff\xfe", "no UTF-8"),
-        (b"\n\n", "0 texts"),
-        (b"".join(b"[1, %d]\n" % number for number in range(4097)), "4097 texts"),
+        (b"\xff\xfe", "'utf-8' codec"),
+        (b"\n\n", "no texts"),
         *(
             (f"[1, 2, 3]\n{line}\n".encode(), 'texts.jsonl", line 2')
             for line in ("[7]", "[1, -2]", "[1, 2.0]", "[1, true]", "hello", '{"ids": [1, 2]}', "[" * 100_000)
         ),
     ],
 )
-def test_a_file_without_texts_with_too_many_or_with_a_bad_line_is_refused(
-    content: bytes | None, words: str, tmp_path: Path
-) -> None:
+def test_a_file_without_texts_or_with_a_bad_line_is_refused(content: bytes | None, words: str, tmp_path: Path) -> None:
     path = tmp_path / "texts.jsonl"
     if content is not None:
         path.write_bytes(content)
