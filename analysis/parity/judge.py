@@ -220,7 +220,7 @@ def _flips(
     worst, where = 0.0, ""
     for position, token in dict.fromkeys((int(position), int(token)) for position, token in taken):
         row = np.asarray(logits[position], dtype=np.float64)
-        share = float(row[~np.isneginf(row)].max() - row[token]) / float(bound[position])
+        share = float(row.max() - row[token]) / float(bound[position])
         share = math.inf if math.isnan(share) else share  # no number explains no token
         if share > worst:
             worst, where = share, f"at {place.text(position)}, where it takes {token}"

@@ -48,8 +48,7 @@ class Measures:
 def measure(logits: Matrix, reference: Matrix) -> Measures:
     """Return how `logits` differ from `reference`, both [positions, vocabulary], read a row at a time.
 
-    Tokens that the reference rules out (−inf) are left out. Logits that are not finite where the reference is count as
-    infinitely wrong.
+    Logits that are not finite count as infinitely wrong.
     """
     rows = [
         _measure_row(np.asarray(own, dtype=np.float64), np.asarray(true, dtype=np.float64))
@@ -62,9 +61,6 @@ def measure(logits: Matrix, reference: Matrix) -> Measures:
 def _measure_row(logits: Floats, reference: Floats) -> tuple[float, float, float, int, float, bool]:
     top = int(np.argmax(np.where(np.isnan(logits), -np.inf, logits)))
     best = float(reference.max())
-    known = np.isfinite(reference)
-    if not known.all():
-        logits, reference = logits[known], reference[known]
     if not np.isfinite(logits).all():
         return math.inf, math.inf, math.inf, top, abs(best), False
     delta = logits - reference

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from tailgate.analysis.arrays import Floats
 from tailgate.analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
@@ -33,7 +34,7 @@ class TextRows:
         return f"text {text} ({counted(self.lengths[text], 'token')}, {company})"
 
 
-def cosines(vectors: Matrix, others: Matrix) -> Floats:
+def cosines(vectors: npt.ArrayLike, others: npt.ArrayLike) -> Floats:
     """Return the cosine of each row [rows, width] with the other's.
 
     It is -1 where one of them has no direction: it is zero, or holds infinity or no number. ValueError where shapes

@@ -32,57 +32,53 @@ AT_ONCE: Final = 8
 MOST_S: Final = 600.0  # for all answers of an arm: a server that hangs must not hold up the run for hours
 
 
-class ExternalAnswers:
-    """The answers of the trial's external arms, in `answers-ARM.json` of its folder."""
+def ask_external_arms(trial: TrialContext, schedule: Schedule) -> None:
+    """Ask every arm twice and write what it answered to `answers-ARM.json`; what a server does wrong is in its answers.
 
-    def __init__(self, trial: TrialContext, schedule: Schedule) -> None:
-        """Make the prompts, once servers were probed. Raises ConfigError for prompts that cannot be made."""
-        self._trial = trial
-        self._asked: list[tuple[ExternalArm, list[Asking]]] = []
-        if arms := greedy_arms(trial.experiment):
-            contexts = [probe["context"] for row in trial.facts.arms for probe in row.get("probe", ())]
-            plans = questions(trial.experiment, schedule, contexts=contexts)
-            self._asked = [(arm, requests_for(trial.experiment, arm, plans)) for arm in arms]
-            trial.facts.asked = [arm.name for arm in arms]
-            trial.write_facts()
+    Raises ConfigError for prompts that cannot be made.
+    """
+    if not (arms := greedy_arms(trial.experiment)):
+        return
+    contexts = [probe["context"] for row in trial.facts.arms for probe in row.get("probe", ())]
+    plans = questions(trial.experiment, schedule, contexts=contexts)
+    trial.status.phase = "asking for greedy answers"
+    for arm in arms:
+        answers = _twice(trial, arm, requests_for(trial.experiment, arm, plans))
+        document = {"schema": 3, "trial": trial.number, "arm": arm.name, "answers": answers}
+        write_document(trial.folder / PATTERN.replace("*", arm.name), document)
+    trial.status.phase, trial.status.detail = "", ""
 
-    def ask(self) -> None:
-        """Ask every arm twice and write what it answered; what a server does wrong is in its answers."""
-        trial = self._trial
-        for arm, askings in self._asked:
-            trial.status.phase = "asking for greedy answers"
-            answers = self._twice(arm, askings)
-            document = {"schema": 3, "trial": trial.number, "arm": arm.name, "answers": answers}
-            write_document(trial.folder / PATTERN.replace("*", arm.name), document)
-        trial.status.phase, trial.status.detail = "", ""
 
-    def _twice(self, arm: ExternalArm, askings: Sequence[Asking]) -> list[list[dict[str, Any]]]:
-        """Return the arm's answers the first and the second time, each in the order of the questions."""
-        trial, count = self._trial, len(askings)
-        deadline = time.monotonic() + MOST_S
+def _twice(trial: TrialContext, arm: ExternalArm, askings: Sequence[Asking]) -> list[list[dict[str, Any]]]:
+    """Return the arm's answers the first and the second time, each in the order of the questions."""
+    count, deadline = len(askings), time.monotonic() + MOST_S
 
-        def answer(place: int, turn: int) -> GreedyAnswer:
-            asking, replica = askings[place], (place + turn) % len(arm.address)
-            given = partial(
-                GreedyAnswer, digest=_digest(asking), asked=asking.max_tokens, replica=arm.replica_names[replica]
-            )
-            left_s = min(trial.experiment.traffic.timeout_s, deadline - time.monotonic())
-            if left_s <= 0:
-                return given(error=f"it was not asked: all answers had {MOST_S:g} s")
-            try:
-                found = ask(arm, arm.address[replica], replace(asking, seed=place + turn * count), timeout_s=left_s)
-            except FailedError as error:
-                return given(error=str(error))
-            return given(text=found.text, pieces=found.pieces)
+    def answer(place: int, turn: int) -> GreedyAnswer:
+        asking, replica = askings[place], (place + turn) % len(arm.address)
+        prompt = asking.prompt if isinstance(asking.prompt, str) else list(asking.prompt)
+        given = partial(
+            GreedyAnswer,
+            digest=hashlib.sha256(json.dumps(prompt).encode()).hexdigest()[:16],
+            asked=asking.max_tokens,
+            replica=arm.replica_names[replica],
+        )
+        left_s = min(trial.experiment.traffic.timeout_s, deadline - time.monotonic())
+        if left_s <= 0:
+            return given(error=f"it was not asked: all answers had {MOST_S:g} s")
+        try:
+            found = ask(arm, arm.address[replica], replace(asking, seed=place + turn * count), timeout_s=left_s)
+        except FailedError as error:
+            return given(error=str(error))
+        return given(text=found.text, pieces=found.pieces)
 
-        def wait(done: int) -> None:
-            trial.check()
-            trial.status.detail = f"{arm.name}, {done} of {2 * count}"
+    def wait(done: int) -> None:
+        trial.check()
+        trial.status.detail = f"{arm.name}, {done} of {2 * count}"
 
-        first = [partial(answer, place, 0) for place in range(count)]
-        second = [partial(answer, place, 1) for place in reversed(range(count))]
-        answers = [asdict(item) for item in in_threads([*first, *second], at_once=AT_ONCE, wait=wait)]
-        return [answers[:count], answers[count:][::-1]]
+    first = [partial(answer, place, 0) for place in range(count)]
+    second = [partial(answer, place, 1) for place in reversed(range(count))]
+    answers = [asdict(item) for item in in_threads([*first, *second], at_once=AT_ONCE, wait=wait)]
+    return [answers[:count], answers[count:][::-1]]
 
 
 def greedy_arms(experiment: Experiment) -> tuple[ExternalArm, ...]:
@@ -136,9 +132,3 @@ def requests_for(experiment: Experiment, arm: ExternalArm, plans: Sequence[Plann
         )
         for plan in plans
     ]
-
-
-def _digest(asking: Asking) -> str:
-    """Return what tells prompts apart, without the prompt itself."""
-    prompt = asking.prompt if isinstance(asking.prompt, str) else list(asking.prompt)
-    return hashlib.sha256(json.dumps(prompt).encode()).hexdigest()[:16]

@@ -104,16 +104,13 @@ def compared(
         elif least is None:
             row |= {"same": sum(map(operator.eq, given, right)), "of": len(right)}
         else:
-            cosines = [cosine(vector, reference) for vector, reference in zip(given, right, strict=True)]
-            row |= {"same": sum(value >= least for value in cosines), "of": len(right)}
-            row |= {"cosine": min(cosines), "min_cosine": least}
+            from tailgate.analysis.parity.vectors import cosines
+
+            near = [
+                float(cosines([one], [other])[0]) if len(one) == len(other) else -1.0
+                for one, other in zip(given, right, strict=True)
+            ]
+            row |= {"same": sum(value >= least for value in near), "of": len(right)}
+            row |= {"cosine": min(near), "min_cosine": least}
         rows.append(row)
     return rows
-
-
-def cosine(one: Sequence[float], other: Sequence[float]) -> float:
-    """Return the cosine of the angle between two vectors; -1 where they have other sizes or one has no direction."""
-    scale = math.hypot(*one) * math.hypot(*other)
-    if len(one) != len(other) or not scale:
-        return -1.0
-    return min(1.0, math.fsum(map(operator.mul, one, other)) / scale)

@@ -26,7 +26,7 @@ from tailgate.loadtests.external.compile_lines import CompileLog
 from tailgate.loadtests.external.log_tail import LogTail
 from tailgate.loadtests.trials import external_answers
 from tailgate.loadtests.trials.context import StopRequestedError, TrialContext
-from tailgate.loadtests.trials.external_answers import PROMPTS, ExternalAnswers, greedy_arms, questions
+from tailgate.loadtests.trials.external_answers import PROMPTS, ask_external_arms, greedy_arms, questions
 from tailgate.loadtests.trials.external_arms import local_servers
 from tailgate.loadtests.trials.server_logs import ServerLogs
 from tailgate.loadtests.trials.telemetry import Collector
@@ -54,9 +54,9 @@ def table(*addresses: Any, **tables: Any) -> dict[str, Any]:
     return {**whole, **tables}
 
 
-def trial(folder: Path, content: dict[str, Any], check: Callable[[], None] = lambda: None) -> ExternalAnswers:
+def ask(folder: Path, content: dict[str, Any], check: Callable[[], None] = lambda: None) -> None:
     context = trial_context(folder, content, check=check)
-    return ExternalAnswers(context, TrialSchedules.of(context.experiment).draw(1))
+    ask_external_arms(context, TrialSchedules.of(context.experiment).draw(1))
 
 
 def test_the_process_of_a_server_on_this_host_is_found(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_every_arm_is_asked_the_same_twice_and_another_replica_the_second_time(t
     servers = [GreedyServer(Server()), GreedyServer(Server()), GreedyServer(Server(name="other"))]
     with ExitStack() as stack:
         addresses = [stack.enter_context(serving(server)) for server in servers]
-        trial(tmp_path, table(addresses[:2], addresses[2], parity={"prompts": 9, "tokens": 5})).ask()
+        ask(tmp_path, table(addresses[:2], addresses[2], parity={"prompts": 9, "tokens": 5}))
     one, other = (document(tmp_path, name) for name in ("arm0", "arm1"))
     twice, its = answers_in(one), answers_in(other)
     assert twice is not None
@@ -133,7 +133,6 @@ def test_every_arm_is_asked_the_same_twice_and_another_replica_the_second_time(t
     assert [item.pieces for item in twice[0]] == [item.asked for item in twice[0]]
     assert max(item.asked for item in twice[0]) == 5
     assert [[item.replica for item in answers][:2] for answers in twice] == [["arm0-0", "arm0-1"], ["arm0-1", "arm0-0"]]
-    assert json.loads((tmp_path / "trial.json").read_text())["asked"] == ["arm0", "arm1"]
     bodies = servers[2].bodies
     assert len(bodies) == 2 * 9
     # A seed of its own each time, and greedy: a server that samples does not repeat itself.
@@ -147,7 +146,7 @@ def test_the_token_of_a_server_is_in_no_file(tmp_path: Path, monkeypatch: pytest
     with serving(refusing) as one, serving(GreedyServer(Server())) as other:
         content = table(one, other, parity=THREE)
         content["arms"][0]["token_env"] = "ASKED_TOKEN"
-        trial(tmp_path, content).ask()
+        ask(tmp_path, content)
     rows = document(tmp_path, "arm0")["answers"][0]
     assert all("HTTP 401: Bearer ***" in row["error"] for row in rows)
     assert not any("not-the-server-s" in path.read_text() for path in tmp_path.rglob("*") if path.is_file())
@@ -160,7 +159,7 @@ def test_a_server_that_is_gone_or_one_without_time_costs_answers_and_not_the_run
     if most_s is not None:
         monkeypatch.setattr(external_answers, "MOST_S", most_s)
     with serving(GreedyServer(Server())) as here:
-        trial(tmp_path, table(here, "http://127.0.0.1:9/v1", parity=THREE)).ask()
+        ask(tmp_path, table(here, "http://127.0.0.1:9/v1", parity=THREE))
     rows = document(tmp_path, "arm1")["answers"][0]
     assert all(words in row["error"] for row in rows)
 
@@ -170,7 +169,7 @@ def test_an_interruption_ends_the_round(tmp_path: Path) -> None:
         raise StopRequestedError
 
     with serving(GreedyServer(Server())) as one, pytest.raises(StopRequestedError):
-        trial(tmp_path, table(one, one), check).ask()
+        ask(tmp_path, table(one, one), check)
 
 
 def test_a_short_trial_is_asked_about_more_prompts_of_its_lengths() -> None:
