@@ -68,11 +68,12 @@ class Plan(BaseModel, frozen=True):
     """What every arm is asked.
 
     It answers the first `asked` requests by itself, with as many tokens as they have; an encoder embeds their prompts.
-    Then it is fed every request whatever it prefers: the control's answers, the given texts, and one that reaches
-    contexts longer than any prompt.
+    Then it is fed every request whatever it prefers: the control's answers, one that reaches contexts longer than any
+    prompt, and last, where its weights are quantised, as many given `texts`.
     """
 
     asked: int
+    texts: int
     requests: tuple[Request, ...]
 
     @property
@@ -89,7 +90,10 @@ class Plan(BaseModel, frozen=True):
     def answered(self, answers: Sequence[Sequence[int]]) -> Plan:
         """Return the plan along the control's `answers`."""
         own = (Request.whole(prompt, tokens) for prompt, tokens in zip(self.prompts, answers, strict=True))
-        return Plan(asked=self.asked, requests=(*own, *self.requests[self.asked :]))
+        return self.model_copy(update={"requests": (*own, *self.requests[self.asked :])})
+
+    def without_texts(self) -> Plan:
+        return self.model_copy(update={"texts": 0, "requests": self.requests[: len(self.requests) - self.texts]})
 
 
 def read_plan(path: str | Path) -> Plan:
@@ -123,17 +127,17 @@ def make_plan(
         return tuple(rng.randrange(vocab_size) for _ in range(length))
 
     requests = [Request.whole(drawn(length), [0] * rng.randint(fewest, most)) for length in lengths]
-    requests += [Request.whole(read, predicted) for read, predicted in texts]
     if late := sorted(frozenset[int]().union(*map(late_contexts, arms))):
         places = tuple(context - longest for context in late)
         requests.append(Request(prompt=drawn(longest), tokens=drawn(places[-1] + 1), places=places))
+    requests += [Request.whole(read, predicted) for read, predicted in texts]
     largest = max((token for text in texts for ids in text for token in ids), default=0)
     if largest >= vocab_size:
         raise ConfigError(
             f"parity.texts has token {largest} but the model's vocabulary has {vocab_size}: write the texts with the "
             "model's own tokenizer"
         )
-    return Plan(asked=count, requests=tuple(requests))
+    return Plan(asked=count, texts=len(texts), requests=tuple(requests))
 
 
 def free_run(runner: ModelRunner, plan: Plan) -> list[list[int]]:
@@ -306,7 +310,8 @@ def run_arm(arm: ArmConfig, task: dict[str, Any], folder: Path) -> None:
     The control (no plan yet) writes the plan; one that refuses is no measure: ConfigError.
     """
     _report("loading")
-    weights = weights_of(arm.model) if arm.model.quantisation != "none" else ""
+    quantised = arm.model.quantisation != "none"
+    weights = weights_of(arm.model) if quantised else ""
     with warm_runner(arm, lambda done, total, detail: _report(f"warm-up {detail}", done, total)) as runner:
         say(Loaded(facts=arm_facts(runner, weights or checksum(runner.model))))
         plan_path = Path(task["plan"])
@@ -323,12 +328,13 @@ def run_arm(arm: ArmConfig, task: dict[str, Any], folder: Path) -> None:
                 np.save(folder / OUTPUTS, served_vectors(runner, plan.prompts, batches))
                 _write(folder / "answers.json", rows_of(batches))
             else:
-                logits = _matrix(folder / OUTPUTS, plan, runner.vocab_size, np.float32)
                 _report("free run")
                 answers = free_run(runner, plan)
                 _write(folder / "answers.json", answers)
                 plan = plan.answered(answers) if is_control else plan
-                forced_logits(runner, plan, logits)
+                fed = plan if quantised else plan.without_texts()
+                logits = _matrix(folder / OUTPUTS, fed, runner.vocab_size, np.float32)
+                forced_logits(runner, fed, logits)
                 logits.flush()
         except UnforeseenShapeError as error:
             if is_control:

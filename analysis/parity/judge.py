@@ -54,7 +54,7 @@ class Answers:
     """What one arm answered.
 
     `tokens` [request][token] are those of its free run. `logits` [positions, vocabulary] are along what all were fed,
-    request after request: the control's tokens first.
+    request after request: the control's tokens first, and last, where its weights are quantised, the given texts.
     """
 
     name: str
@@ -64,13 +64,13 @@ class Answers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accuracy:
-    """The arms in `quantised` (name: kind) may lose `max_kl` nats a token on the requests in `texts`, which come from
-    `source`."""
+    """The arms in `quantised` (name: kind) may lose `max_kl` nats a token on texts of these `lengths`, which come from
+    `source`; without any, on what all were fed."""
 
     quantised: Mapping[str, str]
     max_kl: float
-    texts: slice
     source: str
+    lengths: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,10 +95,11 @@ class Places:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Task:
-    """What all arms are held to; `base` is the control's distance from the reference."""
+    """What all arms are held to: the reference, also on `texts`, and `base`, the control's distance from it."""
 
     control: Answers
     reference: Matrix
+    texts: Matrix
     base: Measures
     place: Places
     dtype: str
@@ -116,12 +117,13 @@ def judge(
     accuracy: Accuracy,
     refused: Mapping[str, str] | None = None,
 ) -> Parity:
-    """Judge the parity of `arms` with `control`.
+    """Judge the parity of `arms` with `control`, which was not fed the texts. `reference` has all rows.
 
     Arms in `refused`, which are not among `arms`, refused a request for the reason given.
     """
-    base = measure(control.logits, reference)
-    task = _Task(control=control, reference=reference, base=base, place=place, dtype=dtype, seed=seed)
+    truth, texts = reference[: len(control.logits)], reference[len(control.logits) :]
+    base = measure(control.logits, truth)
+    task = _Task(control=control, reference=truth, texts=texts, base=base, place=place, dtype=dtype, seed=seed)
     first: dict[str, Answers] = {}  # arm of each kind of quantised weights
     found: dict[str, list[Finding]] = {}
     for arm in arms:
@@ -157,10 +159,11 @@ def _judge_arm(task: _Task, arm: Answers) -> list[Finding]:
 
 def _judge_quantised(task: _Task, arm: Answers, alike: Answers, accuracy: Accuracy) -> list[Finding]:
     """Judge an arm with quantised weights. What it errs beyond `alike`, the first arm of the kind, its policy adds."""
-    place = task.place
-    own, left = measure(arm.logits, task.reference), departures(task, arm)
-    texts = np.arange(len(place.lengths))[accuracy.texts]
-    divergence, lengths = own.divergence[np.isin(place.request, texts)], np.asarray(place.lengths)[texts].tolist()
+    place, size = task.place, len(task.reference)
+    own, left = measure(arm.logits[:size], task.reference), departures(task, arm)
+    divergence, lengths = own.divergence, accuracy.lengths or place.lengths
+    if accuracy.lengths:
+        divergence = measure(arm.logits[size:], task.texts).divergence
     rng = np.random.default_rng(task.seed)
     findings = [judge_kl(arm.name, divergence, lengths, accuracy.max_kl, source=accuracy.source, rng=rng)]
     findings.append(_finite(arm.name, own, place))
@@ -174,7 +177,7 @@ def _judge_quantised(task: _Task, arm: Answers, alike: Answers, accuracy: Accura
         findings.append(_flips("answers", arm.name, arm.logits, noise_bound(own, task.dtype), taken, place))
         findings += judge_evenness(arm.name, own, task.base, place, task.dtype)
     if alike is not arm:
-        findings += _errors(task, arm.name, own, measure(alike.logits, task.reference), alike.name)
+        findings += _errors(task, arm.name, own, measure(alike.logits[:size], task.reference), alike.name)
     return findings
 
 

@@ -105,8 +105,8 @@ class ParityConfig(Settings):
     tokens: int = Field(default=24, ge=1, le=4096)
     """Longest answer in tokens, at most `engine.max_new_tokens`."""
     texts: str = ""
-    """File with a list of token ids on each line, which every arm predicts too. Quantised arms are judged by them, and
-    need them except with random weights."""
+    """File with a list of token ids on each line, by which quantised arms are judged. Needed for them, except with
+    random weights."""
     max_kl: float = Field(default=0.02, ge=1e-9, le=100)
     """Highest mean KL divergence of a quantised arm from the reference, in nats a token."""
     min_cosine: float = Field(default=0.0, ge=0, le=1)

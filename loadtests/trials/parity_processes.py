@@ -97,7 +97,7 @@ class ParityRun:
             weights = {"weights": facts[control.name]["weights"]}
             facts[REFERENCE] = self._measure(control, REFERENCE, "reference", weights)
             self.status.phase, self.status.detail = f"comparing {'vectors' if control.model.embeds else 'logits'}", ""
-            document = self._judge(work, arms, facts, len(texts)) | {"seconds": time.monotonic() - began}
+            document = self._judge(work, arms, facts) | {"seconds": time.monotonic() - began}
         finally:
             for path in work.glob("*/*.npy"):
                 path.unlink()
@@ -168,9 +168,7 @@ class ParityRun:
                     f"{value}: parity compares policies alone; {remedy}"
                 )
 
-    def _judge(
-        self, work: Path, arms: Sequence[OwnArm], facts: Mapping[str, Mapping[str, Any]], texts: int
-    ) -> dict[str, Any]:
+    def _judge(self, work: Path, arms: Sequence[OwnArm], facts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         """Compare what the measurements left in `work`, and return what `parity.json` holds."""
         parity, control = self.experiment.parity, arms[0]
         refusals = {arm.name: work / arm.name / "refused.json" for arm in arms}
@@ -181,7 +179,7 @@ class ParityRun:
         outputs = {name: np.load(work / name / "outputs.npy", mmap_mode="r") for name in (*names, REFERENCE)}
         answers = {name: _read(work / name / "answers.json") for name in names}
         plan = _read(work / "plan.json")
-        asked, lengths = plan["asked"], [len(request["prompt"]) for request in plan["requests"]]
+        asked, prompts = plan["asked"], [len(request["prompt"]) for request in plan["requests"]]
         how: dict[str, Any] = {"dtype": dtype, "refused": refused}
         if control.model.embeds:
             numbers, batches = zip(*answers[control.name], strict=True)
@@ -189,22 +187,23 @@ class ParityRun:
                 control.name,
                 {name: outputs[name] for name in names},
                 outputs[REFERENCE],
-                rows=TextRows(texts=numbers, batches=batches, lengths=lengths[:asked]),
+                rows=TextRows(texts=numbers, batches=batches, lengths=prompts[:asked]),
                 least=parity.min_cosine or None,
                 **how,
             )
         else:
-            given = slice(asked, asked + texts) if texts else slice(None)
-            source = Path(parity.texts).name if texts else f"{control.name}'s answers to random prompts"
+            lengths = [len(request["places"]) for request in plan["requests"]]
+            fed = len(lengths) - plan["texts"]
+            source = Path(parity.texts).name if plan["texts"] else f"{control.name}'s answers to random prompts"
             kinds = {arm.name: arm.model.quantisation for arm in self.experiment.quantised_arms}
             said = [Answers(name=name, tokens=answers[name], logits=outputs[name]) for name in names]
             outcome = judge(
                 said[0],
                 said[1:],
                 outputs[REFERENCE],
-                place=Places(lengths=[len(request["places"]) for request in plan["requests"]], prompts=lengths),
+                place=Places(lengths=lengths[:fed], prompts=prompts),
                 seed=self.experiment.seed,
-                accuracy=Accuracy(quantised=kinds, max_kl=parity.max_kl, texts=given, source=source),
+                accuracy=Accuracy(quantised=kinds, max_kl=parity.max_kl, source=source, lengths=lengths[fed:]),
                 **how,
             )
         rows, width = outputs[control.name].shape

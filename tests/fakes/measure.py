@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             {"prompt": prompt, "tokens": tokens, "places": [*range(len(tokens))]}
             for prompt, tokens in (*asked, *task["texts"])
         ]
-        plan_path.write_text(json.dumps({"asked": len(asked), "requests": requests}))
+        plan_path.write_text(json.dumps({"asked": len(asked), "texts": len(task["texts"]), "requests": requests}))
     plan = json.loads(plan_path.read_text())
     asked, rng = plan["asked"], np.random.default_rng(task["seed"])
     if name == options.unforeseen:
@@ -79,6 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     outputs = rng.standard_normal((sum(len(request["places"]) for request in plan["requests"]), VOCABULARY))
     outputs[: asked * TOKENS, 7] = 5.0
+    if options.what == "arm" and config["model"]["quantisation"] == "none":
+        outputs = outputs[: asked * TOKENS]  # without the texts
     say(Stage(name="teacher forcing", done=len(outputs), total=len(outputs)))
     own = np.random.default_rng(len(name)).standard_normal(outputs.shape)
     np.save(folder / "outputs.npy", outputs + noise * own)

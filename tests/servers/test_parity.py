@@ -111,7 +111,7 @@ def judged(
     lengths, prompts = zip(*((len(request.places), len(request.prompt)) for request in plan.requests), strict=True)
     place, accuracy = (
         Places(lengths=lengths, prompts=prompts),
-        Accuracy(quantised=quantised, max_kl=0.05, texts=slice(None), source=""),
+        Accuracy(quantised=quantised, max_kl=0.05, source=""),
     )
     return judge(said, [mine], reference, place=place, dtype=dtype, seed=1, accuracy=accuracy)
 
@@ -295,11 +295,11 @@ def test_lost_tokens_large_logits_and_other_texts_are_errors(tmp_path: Path, mon
     arm = arm_for("eager", "float32")
     with pytest.raises(ConfigError, match=r"parity\.texts .*259"):
         measured(arm, tmp_path, texts=[[[1, 259], [2]]])
-    monkeypatch.setattr(in_process, "Engine", Losing)
-    with pytest.raises(RuntimeError, match="instead of"):
-        measured(arm, tmp_path, prompts=3)
     monkeypatch.setattr(parity, "MAX_LOGITS_BYTES", 0)
     with pytest.raises(ConfigError, match=r"parity\.prompts"):
+        measured(arm, tmp_path, prompts=3)
+    monkeypatch.setattr(in_process, "Engine", Losing)
+    with pytest.raises(RuntimeError, match="instead of"):
         measured(arm, tmp_path, prompts=3)
 
 
@@ -344,7 +344,7 @@ def test_nothing_in_the_reference_is_rounded_to_float32() -> None:
                     item.dtype for item in (output if isinstance(output, tuple) else (output,))
                 )
             )
-    plan = parity.Plan(asked=1, requests=(parity.Request.whole((1, 2, 3), (4, 5)),))
+    plan = parity.Plan(asked=1, texts=0, requests=(parity.Request.whole((1, 2, 3), (4, 5)),))
     out = np.zeros((2, 259))
     parity.reference_logits(model, plan, out)
     assert set(seen) == {torch.float64}

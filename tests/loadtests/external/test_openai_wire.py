@@ -181,21 +181,6 @@ def test_completions_are_asked_greedily_whatever_the_settings_say() -> None:
     assert (body["ignore_eos"], body["stop"]) == (True, ["</s>"])
 
 
-@pytest.mark.parametrize(
-    ("reply", "says"),
-    [
-        (plain("500 Broken", b"oops"), "HTTP 500: oops"),
-        (answer(said(" a")), "without a finish_reason"),
-        (answer(event({"error": {"message": "out of memory"}})), "out of memory"),
-        (answer(event("[1]")), "no JSON object"),
-        (b"nonsense\r\n\r\n", "BadStatusLine"),
-        (b"", "RemoteDisconnected"),
-    ],
-)
-def test_what_goes_wrong_is_one_line(reply: bytes, says: str) -> None:
-    assert says in failure(leaving(reply))
-
-
 @pytest.mark.parametrize("piece", [said(" a"), b": still busy\n\n"])
 def test_time_is_over_even_while_a_server_sends_now_and_then(piece: bytes) -> None:
     def script(request: Request) -> bool:
@@ -264,12 +249,25 @@ def test_token_ids_are_sent_where_the_arm_takes_them() -> None:
         (plain("200 OK", b'{"choices": []}', "Content-Type: application/json"), "Content-Type application/json.*proxy"),
         (plain("200 OK", b"x", "Content-Type: text/event-stream", "Content-Encoding: gzip"), "gzip"),
         (plain("200 OK", b"data: {}"), "no Content-Type and not text/event-stream"),
+        (plain("500 Broken", b"oops"), "HTTP 500: oops"),
+        (answer(said(" a")), "without a finish_reason"),
+        (answer(event({"error": {"message": "out of memory"}})), "out of memory"),
+        (answer(event("[1]")), "no JSON object"),
     ],
 )
 def test_answer_that_waiting_will_not_change_ends_the_wait(reply: bytes, says: str) -> None:
-    with HttpPeer(server(reply)) as peer, pytest.raises(FailedError, match=says) as caught:
-        probe(openai(peer.address))
-    assert not caught.value.not_yet
+    with HttpPeer(server(reply)) as peer:
+        with pytest.raises(FailedError, match=says) as caught:
+            probe(openai(peer.address))
+        assert not caught.value.not_yet
+        assert refusal(FailedError, asked, openai(peer.address))
+
+
+@pytest.mark.parametrize(("reply", "says"), [(b"nonsense\r\n\r\n", "BadStatusLine"), (b"", "RemoteDisconnected")])
+def test_a_connection_that_breaks_may_come_back(reply: bytes, says: str) -> None:
+    with HttpPeer(leaving(reply)) as peer, pytest.raises(FailedError, match=says) as caught:
+        probe(openai(peer.address), timeout_s=0.1)
+    assert caught.value.not_yet
 
 
 def test_server_that_loads_its_model_is_waited_for() -> None:
