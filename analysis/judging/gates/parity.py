@@ -11,7 +11,7 @@ from typing import Any
 
 from tailgate.analysis.judging.gates import FAIL, INCONCLUSIVE, ORDER, PASS, Gate
 from tailgate.analysis.judging.gates.greedy import greedy_gate
-from tailgate.analysis.records.plain_values import mapping, rows_of
+from tailgate.analysis.records.plain_values import mapping, number, rows_of
 from tailgate.analysis.run.run import Run
 
 
@@ -100,7 +100,8 @@ def judge_answers(arm: str, rows: Sequence[Mapping[str, Any]], *, quantised: boo
 
 def _lowest_cosine(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float] | None:
     """Return the lowest cosine of a vector with the control's, and its limit; None for tokens or without answers."""
-    return min(((float(row["cosine"]), float(row["min_cosine"])) for row in rows if "cosine" in row), default=None)
+    known = [(number(row.get("cosine")), number(row.get("min_cosine"))) for row in rows]
+    return min(((cosine, limit) for cosine, limit in known if cosine is not None and limit is not None), default=None)
 
 
 def _must_be_equal(row: Mapping[str, Any], *, quantised: bool = False) -> bool:
