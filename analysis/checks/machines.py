@@ -136,7 +136,11 @@ def host(seen: Evidence) -> Iterator[Disturbance]:
     for host in seen.machines.hosts:
         for share, limit, text in (
             (host.steal, limits.max_steal_pct / 100.0, "the hypervisor took {} of the processors' time from the host"),
-            (host.foreign, limits.max_other_cpu_pct / 100.0, "work that is not of the run took {} of the host's processors"),
+            (
+                host.foreign,
+                limits.max_other_cpu_pct / 100.0,
+                "work that is not of the run took {} of the host's processors",
+            ),
             (host.pressure_memory, _MOST_SHARE, "tasks waited for memory {} of the time on the host"),
         ):
             if share is not None and share > limit:
