@@ -220,9 +220,9 @@ def _differences(runs: Sequence[RecordedRun], accepted: Sequence[str]) -> tuple[
         # The trials of a search last as long as it decides. What all arms share is named once.
         free = (*_MAY_DIFFER, *(("traffic.duration_s",) if run.search is not None else ()))
         changed = [key for key in changed if not key.startswith("arms.") or key.split(".", 2)[-1] not in changed]
-        for key in (key for key in changed if not _is_among(key, free)):
+        for key in (key for key in changed if not is_among(key, free)):
             text = f"{run.name}: {key} {shown(own.get(key))} (in {first} {shown(base.get(key))})"
-            if _is_among(key, accepted) and key not in _MUST_AGREE:
+            if is_among(key, accepted) and key not in _MUST_AGREE:
                 allowed.append(text)
             else:
                 refused.setdefault(key, text)
@@ -286,7 +286,7 @@ def _comparable(key: str, value: Any) -> Any:
     return Path(value).name if value.startswith(("/", "./", "../", "~")) else value
 
 
-def _is_among(key: str, names: Sequence[str]) -> bool:
+def is_among(key: str, names: Sequence[str]) -> bool:
     """Return whether `names` holds the key or a table of it; a setting that arms share includes that of each arm."""
     keys = (key, key.split(".", 2)[-1]) if key.startswith("arms.") else (key,)
     return any(one == name or one.startswith(f"{name}.") for one in keys for name in names)
@@ -324,21 +324,9 @@ def _parity_rank(row: Mapping[str, Any]) -> int:
     return {"FAIL": 0, "PASS": 2}.get(str(row.get("verdict")), 1)
 
 
-def joined_search(searches: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | None:
-    """Return how the searches of all runs went on, as one; None if a run made none.
-
-    Verdicts were asked for if one search asked; an arm was left out if every search left it out.
-    """
+def joined_search(searches: Sequence[Mapping[str, Any] | None]) -> Mapping[str, Any] | None:
+    """Return how the search went on, of several only whether one asked for verdicts; None if a run made none."""
     known = [search for search in searches if search is not None]
     if len(known) < len(searches):
         return None
-    stops = [str(search.get("stop") or "") for search in known]
-    together: dict[str, Any] = {
-        "gated": any(search.get("gated", True) is not False for search in known),
-        "stop": "; ".join(dict.fromkeys(stops)) if all(stops) else "",
-    }
-    for key in ("budget_s", "spent_s"):
-        spent = [value for search in known if (value := number(search.get(key))) is not None]
-        together |= {key: sum(spent)} if len(spent) == len(known) else {}
-    common = set.intersection(*({str(row.get("arm")) for row in rows_of(search.get("left"))} for search in known))
-    return together | {"left": [row for row in rows_of(known[0].get("left")) if str(row.get("arm")) in common]}
+    return known[0] if len(known) == 1 else {"gated": any(row.get("gated", True) is not False for row in known)}
