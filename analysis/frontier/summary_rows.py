@@ -68,7 +68,7 @@ def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
             ),
             *still_open(frontier, out),
             error_of(frontier.alpha, sorted(disturbed)),
-            *([_ended(search)] if "stop" in search else []),
+            *([_ended(search)] if search else []),
         ],
         "gated": gated,
         "arms": [asdict(item) | {"start_s": startup_row(run, item.arm)["serving_s"]} for item in frontier.holdings],

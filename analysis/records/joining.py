@@ -324,9 +324,21 @@ def _parity_rank(row: Mapping[str, Any]) -> int:
     return {"FAIL": 0, "PASS": 2}.get(str(row.get("verdict")), 1)
 
 
-def joined_search(searches: Sequence[Mapping[str, Any] | None]) -> Mapping[str, Any] | None:
-    """Return how the search went on, of several only whether one asked for verdicts; None if a run made none."""
+def joined_search(searches: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | None:
+    """Return how the searches of all runs went on, as one; None if a run made none.
+
+    Verdicts were asked for if one search asked; an arm was left out if every search left it out.
+    """
     known = [search for search in searches if search is not None]
     if len(known) < len(searches):
         return None
-    return known[0] if len(known) == 1 else {"gated": any(row.get("gated", True) is not False for row in known)}
+    stops = [str(search.get("stop") or "") for search in known]
+    together: dict[str, Any] = {
+        "gated": any(search.get("gated", True) is not False for search in known),
+        "stop": "; ".join(dict.fromkeys(stops)) if all(stops) else "",
+    }
+    for key in ("budget_s", "spent_s"):
+        spent = [value for search in known if (value := number(search.get(key))) is not None]
+        together |= {key: sum(spent)} if len(spent) == len(known) else {}
+    common = set.intersection(*({str(row.get("arm")) for row in rows_of(search.get("left"))} for search in known))
+    return together | {"left": [row for row in rows_of(known[0].get("left")) if str(row.get("arm")) in common]}

@@ -46,7 +46,7 @@ class RunRecords:
     problems: tuple[str, ...]  # what is torn, damaged or unreadable, in words
     parity: Mapping[str, Any] | None = None  # parity.json: measured before the first trial; None if it was not
     answers: tuple[dict[str, Any], ...] = ()  # of external arms to prompts that all were asked, a trial and an arm each
-    search: Mapping[str, Any] | None = None  # frontier.json: how a search went on; None if none was made
+    search: Mapping[str, Any] | None = None  # frontier.json: how a search, or several, went on; None if none was made
     weights: tuple[WeightChange, ...] = ()  # empty if they never changed
     runs: tuple[RecordedRun, ...] = ()  # that were read, in order of time; the one alone if none were joined
     differences: tuple[str, ...] = ()  # between joined runs, as they were accepted
