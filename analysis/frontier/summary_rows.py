@@ -6,6 +6,7 @@ of `alpha`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
@@ -20,6 +21,7 @@ from tailgate.analysis.records.plain_values import mapping, number, rows_of
 from tailgate.analysis.run.run import Run
 from tailgate.analysis.run.startup import startup_row
 from tailgate.analysis.settings.metrics import gate_label
+from tailgate.analysis.settings.ramp_limits import Rollout
 from tailgate.analysis.wording import digits, listed
 
 
@@ -53,12 +55,14 @@ def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
     shipped = to_ship(frontier, objective_of(run), out=out, failed=failed)
     if whole:
         shipped.insert(0, f"No load is known, because checks failed: {', '.join(whole)}.")
+    rollout = Rollout.recorded(mapping(run.records.experiment.get("rollout")))
     target = latency_target(run)
     gated = search.get("gated", True) is not False
     return {
         "headline": " ".join(shipped) if not gated and not failed else "",
         "answer": [
             *shipped,
+            *gpus_for_the_load(frontier, rollout, out),
             *_of_gates(run, judgement, out, gated=gated),
             *(f"{arm} {reason}." for arm, reason in left.items()),
             *(
@@ -170,6 +174,20 @@ def to_ship(frontier: Frontier, objective: str, *, out: Collection[str], failed:
     if best_arm in failed:
         return [*sentences, f"{best_arm} surely holds more than {every}{factor}, and is {FAIL} by its gates."]
     return [*sentences, f"For more load than one replica holds, {best_arm}: it surely holds more than {every}{factor}."]
+
+
+def gpus_for_the_load(frontier: Frontier, rollout: Rollout, out: Collection[str]) -> list[str]:
+    """Say in a sentence how many GPUs each arm needs for the rollout's load; [] if it names no load."""
+    load = rollout.load_rps
+    if load is None:
+        return []
+
+    def needed(rps: float | None) -> str:
+        return digits(float(max(1, math.ceil(load / rps - 1e-9)) * rollout.gpus_per_replica)) if rps else "–"
+
+    known = (item for item in frontier.holdings if item.arm not in out and (item.low_rps or item.high_rps))
+    texts = [f"{needed(item.high_rps)} to {needed(item.low_rps)} with {item.arm}" for item in known]
+    return [f"{digits(load)} requests/s over all replicas need GPUs: {listed(texts)}."] if texts else []
 
 
 def still_open(frontier: Frontier, out: Collection[str]) -> list[str]:

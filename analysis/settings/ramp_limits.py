@@ -1,4 +1,4 @@
-"""How a ramp moves traffic to its candidate: [ramp]."""
+"""How a rollout moves traffic to its candidate, and the load that it must carry: [ramp] and [rollout]."""
 
 from __future__ import annotations
 
@@ -46,3 +46,14 @@ class RampLimits(Settings):
     def longest_s(self) -> float:
         """How long the ramp can take: every step its longest, and the last its least."""
         return self.most_step_s * (len(self.steps) - 1) + self.step_s
+
+
+class Rollout(Settings):
+    """The load that a rollout must carry, for the number of GPUs that each arm needs."""
+
+    table: ClassVar[str] = "rollout"
+
+    load_rps: float | None = Field(default=None, ge=1e-6, le=1e9)
+    """Requests/s over all replicas: a search for load says how many GPUs each arm needs for it."""
+    gpus_per_replica: int = Field(default=1, ge=1, le=4096)
+    """GPUs that one server process takes."""

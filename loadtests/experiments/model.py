@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field, PrivateAttr, WithJsonSchema, model_valida
 from pydantic.json_schema import GenerateJsonSchema
 
 from tailgate.analysis.settings.gate_limits import GateLimits
-from tailgate.analysis.settings.ramp_limits import RampLimits
+from tailgate.analysis.settings.ramp_limits import RampLimits, Rollout
 from tailgate.analysis.settings.slo_targets import SLO_SCHEMA
 from tailgate.loadtests.experiments.checks import check_whole
 from tailgate.loadtests.experiments.users import UsersConfig
@@ -176,6 +176,8 @@ class Experiment(Settings):
     """What an arm must hold to replace the control."""
     ramp: RampLimits = RampLimits()
     """How `tailgate ramp` moves traffic to the candidate."""
+    rollout: Rollout = Rollout()
+    """Load that the rollout must carry."""
     users: UsersConfig = UsersConfig()
     """Where production traffic flows, for a ramp that sends none."""
     splitter: SplitterSettings = SplitterSettings()

@@ -21,10 +21,11 @@ from tailgate.analysis.frontier.search import (
     fitted,
     next_round,
 )
-from tailgate.analysis.frontier.summary_rows import error_of, still_open, to_ship
+from tailgate.analysis.frontier.summary_rows import error_of, gpus_for_the_load, still_open, to_ship
 from tailgate.analysis.judging.load_steps import Held, Holding, Step, holding_of, steps_of
 from tailgate.analysis.records.run_records import read_run
 from tailgate.analysis.run.run import Run
+from tailgate.analysis.settings.ramp_limits import Rollout
 from tests.analysis.judging.test_load_steps import write_search
 
 
@@ -219,6 +220,19 @@ def test_a_search_that_shows_nothing_promises_nothing() -> None:
 def test_the_last_sentence_states_the_error_and_what_disturbed_the_machines() -> None:
     assert error_of(0.05, []) == "All statements on loads hold together with 95 % confidence."
     assert "disturbed (machine speed: see the checks)" in error_of(0.05, ["machine speed"])
+
+
+def test_the_gpus_for_a_load_span_what_each_arm_may_hold() -> None:
+    rollout = Rollout(load_rps=200.0, gpus_per_replica=2)
+    open_above = Frontier(
+        holdings=(*CLEAR.holdings, holding("thin", 50.0, None), holding("once", None, None, starts=1)),
+        orders=(),
+        alpha=0.05,
+    )
+    assert gpus_for_the_load(open_above, rollout, ["dynamic"]) == [
+        "200 requests/s over all replicas need GPUs: 40 to 46 with eager, 10 to 10 with bucketed and – to 8 with thin."
+    ]
+    assert gpus_for_the_load(CLEAR, Rollout(), []) == []
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Settings that analysis reads from an experiment: limits of gates, SLO targets and ramps."""
+"""Settings that analysis reads from an experiment: limits of gates, SLO targets and the rollout."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tailgate.analysis.records.tables import RecordError
 from tailgate.analysis.settings.gate_limits import GateLimits
-from tailgate.analysis.settings.ramp_limits import RampLimits
+from tailgate.analysis.settings.ramp_limits import RampLimits, Rollout
 from tailgate.analysis.settings.slo_targets import merged, parse_slo
 from tests.fakes.processes import refusal
 
@@ -45,7 +45,7 @@ def test_a_limit_that_cannot_be_used_is_refused_with_the_remedy(key: str, value:
 
 
 def test_every_number_has_a_range() -> None:
-    for model in (GateLimits, RampLimits):
+    for model in (GateLimits, RampLimits, Rollout):
         for key, field in model.model_fields.items():
             if field.annotation in (int, float, float | None):
                 value = -1 if field.annotation is int else -1.0
