@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from tailgate.analysis.checks.table import RULES
 from tailgate.analysis.glossary import glossary
 from tailgate.analysis.records import schemas
-from tailgate.analysis.settings.metrics import METRIC_MEANINGS, METRIC_NAMES, gate_label
+from tailgate.analysis.settings.metrics import METRIC_NAMES, gate_label
 from tailgate.analysis.settings.slo_targets import SLO_SCHEMA
 from tailgate.analysis.summary import model as summary
 from tailgate.analysis.summary.summary import EXIT_CODES
@@ -67,7 +67,6 @@ _EXPLAINED = {
     "slo": "explanation/method.md#objectives-and-errors",
     "gates": "explanation/method.md#gates",
     "ramp": "how-to/ramp.md",
-    "rollout": "how-to/frontier.md",
     "users": "how-to/ramp.md#production-traffic",
     "splitter": "how-to/security.md#the-splitter",
     "parity": "explanation/parity.md",
@@ -429,7 +428,7 @@ method](../explanation/method.md#when-a-run-is-not-believed) says which verdicts
 
 def metrics() -> str:
     """Return the page of latencies and of Prometheus metrics."""
-    latencies = [(f"`{key}`", METRIC_NAMES[key], METRIC_MEANINGS[key]) for key in METRIC_NAMES]
+    latencies = [(f"`{key}`", name, glossary()[name]) for key, name in METRIC_NAMES.items()]
     front = FrontMetrics("arm", "arm-0")
     front.requests(status="OK").inc()
     front.steps(kind="decode", fell_back="false").inc()

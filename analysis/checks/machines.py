@@ -13,7 +13,6 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from tailgate.analysis.checks.check import ESTIMATES, MACHINES, Check, Evidence, Rule
-from tailgate.analysis.records.schemas import RUN_HOST
 from tailgate.analysis.run.machine_records import (
     CARD_FIGURES,
     POWER_CAP,
@@ -135,20 +134,23 @@ def host(seen: Evidence) -> Iterator[Disturbance]:
     turns, all of it may have fallen on one of them."""
     limits = seen.run.limits
     for host in seen.machines.hosts:
-        name = "the host" if host.host == RUN_HOST else f"the host of {host.host}"
         for share, limit, text in (
-            (host.steal, limits.max_steal_pct / 100.0, "the hypervisor took {} of the processors' time from {}"),
-            (host.foreign, limits.max_other_cpu_pct / 100.0, "work that is not of the run took {} of {}'s processors"),
-            (host.pressure_memory, _MOST_SHARE, "tasks waited for memory {} of the time on {}"),
+            (host.steal, limits.max_steal_pct / 100.0, "the hypervisor took {} of the processors' time from the host"),
+            (
+                host.foreign,
+                limits.max_other_cpu_pct / 100.0,
+                "work that is not of the run took {} of the host's processors",
+            ),
+            (host.pressure_memory, _MOST_SHARE, "tasks waited for memory {} of the time on the host"),
         ):
             if share is not None and share > limit:
                 yield Disturbance(
-                    place=f"{host.host} {text}",
+                    place=text,
                     trial=host.trial,
                     arms=None,
                     excess=share / limit if limit else math.inf,
                     shift=-math.log1p(-share) if _is_shared(seen) and share < 1.0 else None,
-                    text=f"{text.format(percent(share), name)} in trial {host.trial}",
+                    text=f"{text.format(percent(share))} in trial {host.trial}",
                 )
 
 

@@ -14,11 +14,12 @@ from itertools import zip_longest
 from statistics import median
 from typing import Final
 
+from scipy.special import betaincinv
+
 from tailgate.analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
 from tailgate.analysis.records.asked_answers import GreedyAnswer, Twice, answers_in
 from tailgate.analysis.records.plain_values import mapping, number
 from tailgate.analysis.run.run import Run
-from tailgate.analysis.statistics.distributions import beta_quantile
 from tailgate.analysis.wording import counted, digits, percent
 
 CONFIDENCE: Final = 0.95
@@ -88,7 +89,7 @@ def _judged(arm: str, fours: Sequence[Four], allowed: float, alpha: float) -> tu
     share = different / of if of else None
     if why := _beyond_rounding(whole, alpha):
         return FAIL, f"{seen}: {why}.", share
-    hidden = float(beta_quantile(CONFIDENCE, different + 1, of - different)) if different < of else 1.0
+    hidden = float(betaincinv(different + 1, of - different, CONFIDENCE)) if different < of else 1.0
     by = f"by {counted(of, 'different answer')} that the control repeats"
     may = (
         f"up to {percent(hidden)} of all prompts may get another answer unseen, limit {percent(allowed + MOST_HIDDEN)}"
@@ -129,7 +130,7 @@ def _beyond_rounding(whole: Sequence[Four], alpha: float) -> str:
     parted = [place for place, _ in places if place is not None]
     tokens = sum(of if place is None else place + 1 for place, of in places)
     # Clopper and Pearson's lower limit of the share of tokens
-    least = float(beta_quantile(alpha, len(parted), tokens - len(parted) + 1)) if parted else 0.0
+    least = float(betaincinv(len(parted), tokens - len(parted) + 1, alpha)) if parted else 0.0
     if least <= BEYOND_ROUNDING:
         return ""
     return (
