@@ -116,6 +116,8 @@ def _split(config: SplitterConfig, *, as_json: bool) -> int:
         try:
             with Envoy.start(config, log_path=log_path, work_dir=scratch) as envoy:
                 admin = envoy.admin.address
+                while not stopped and envoy.poll() is None and not envoy.serves():
+                    time.sleep(0.02)
                 stdout.write("", {"port": envoy.port, "target": envoy.target, "admin": admin}, as_json=as_json)
                 _note(
                     f"splitting {_shares(config.weights)}{_copies(config.shadows)} on {envoy.target}; Ctrl-C ends; "
