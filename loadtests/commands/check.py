@@ -178,6 +178,7 @@ def _words(
     length = f"{most}{duration_text(trials * traffic.duration_s)} of traffic in {counted(trials, 'trial')}"
     start = ", after the arms have loaded, compiled and warmed up" if experiment.own_arms else ""
     rows.append(("time", "", f"{length}{start}"))
+    rows.append(("machine", "", "its speed is not measured here: `tailgate doctor` does that in 10 s"))
     rows.append(("records", "", f"in a new folder of {out}{'' if Path(out).exists() else ', which is made'}"))
     yield f"{experiment.name} can run."
     yield ""
@@ -194,8 +195,7 @@ def _words(
     )
     yield ""
     if all(item.decidable for item in gates):
-        yield "This run can PASS or FAIL where `tailgate doctor` finds the machine steady."
-        yield "Where arms are nearly equal it may end INCONCLUSIVE and say what it lacks."
+        yield "This run can PASS or FAIL. Where arms are nearly equal it may end INCONCLUSIVE and say what it lacks."
         return
     yield "This run can FAIL or end INCONCLUSIVE, and not PASS."
     rate = requests_of_an_arm(experiment, schedule) / schedule.duration_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -148,6 +149,9 @@ def written(path: str, model: str, urls: Sequence[str], rate: float, p99_ms: flo
         design = f'design = "switchback"  # the arms take turns on the GPU\nblock_s = {_TURN_S:g}\n'
     prompt = _PROMPT_TOKENS if urls else min(_PROMPT_TOKENS, positions if encoder else positions * 3 // 4)
     new = _NEW_TOKENS if urls else min(_NEW_TOKENS, positions - prompt)
+    if not urls and model.startswith(("./", "../")):  # relative to the file that it stands in
+        model = os.path.relpath(model, Path(path).parent)
+        model = model if model.startswith("../") else f"./{model}"
     slo = {f"p99_{metric}_ms": p99_ms} if p99_ms else {}
     values = {
         "schema": SCHEMA_LINE,
