@@ -46,8 +46,8 @@ def blocks(seen: Evidence) -> Iterator[Check]:
             usable["slo"] = min(of_arms) if run.separate else run.blocks
         short = {kind: count for kind, count in usable.items() if count < limits.min_blocks}
         faults = [
-            f"{arm} has {counted(count, 'usable block')} of {run.block_s:g} s; gates.min_blocks asks for "
-            f"{limits.min_blocks}"
+            f"a verdict needs {limits.min_blocks} usable blocks of {run.block_s:g} s (gates.min_blocks); {arm} has "
+            f"{count}"
             for count in sorted(short.values())[:1]
         ]
         yield blocks.found(faults, arm=arm, opens=tuple(short))
@@ -105,8 +105,8 @@ def autocorrelation(seen: Evidence) -> Iterator[Check]:
         correlation = most_correlation(_of(seen, arm))
         if correlation is not None:
             fault = (
-                f"The difference of {arm} from the control correlates by {correlation:.2f} between neighbouring groups "
-                f"of blocks, limit {MOST_CORRELATION:.2f}: a disturbance lasts longer than a group"
+                f"The difference of {arm} from the control hardly changes from one group of blocks to the next "
+                f"(correlation {correlation:.2f}, limit {MOST_CORRELATION:.2f}): a disturbance lasts longer than one"
             )
             yield autocorrelation.found([fault] if correlation > MOST_CORRELATION else [], arm=arm)
 

@@ -59,6 +59,7 @@ class TrialFacts:
     start_ns: int | None = None
     start_order: list[str] = field(default_factory=list)
     complete: bool = False
+    interrupted_ns: int | None = None  # when the user stopped it
     deaths: list[dict[str, Any]] = field(default_factory=list)
     ready: dict[str, int] = field(default_factory=dict)
     startup: dict[str, dict[str, Any]] = field(default_factory=dict)

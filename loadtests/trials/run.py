@@ -26,6 +26,7 @@ from tailgate.loadtests.trials.status import Status
 from tailgate.loadtests.trials.steering import EarlyEnding, Judge, Steering, WeightWatch
 from tailgate.loadtests.trials.trial import Trial
 from tailgate.loadtests.trials.trial_schedule import TrialSchedules, in_trial
+from tailgate.servers.clock import now_ns
 from tailgate.servers.complaint import ConfigError, fault, write_failure
 from tailgate.servers.splitter.admin import SplitterError
 
@@ -214,6 +215,9 @@ class Orchestrator:
         try:
             trial.run()
             clean = True
+        except StopRequestedError:
+            context.facts.interrupted_ns = now_ns()
+            raise
         finally:
             trial.close(hurry=not clean)
 

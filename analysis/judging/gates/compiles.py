@@ -98,6 +98,16 @@ def compile_facts(run: Run, arm: str) -> CompileFacts:
     )
 
 
+def delayed_text(run: Run, arm: str) -> str:
+    """Describe the requests of the arm that a compile delayed, by the lengths of their prompts where known."""
+    tokens = run.requests.prompt_tokens[run.of_arm(arm) & run.attribution.hit]
+    known = tokens[tokens >= 0]
+    if not known.size:
+        return "prompts of this traffic's lengths"
+    span = " to ".join(map(str, dict.fromkeys((known.min(), known.max()))))
+    return f"prompts of {span} tokens, as compiles delayed here"
+
+
 def replica_minutes(run: Run, arm: str) -> float:
     """Return the minutes of traffic of all replicas of the arm together."""
     return sum(trial.seconds for trial in run.trials_of(arm)) / 60.0 * run.replicas(arm)
