@@ -65,7 +65,7 @@ def tail_size(seen: Evidence) -> Iterator[Check]:
     needed = math.ceil(round(TAIL_REQUESTS / (1.0 - quantile), 6))
     for arm in run.treatments if run.limits.sequential or not seen.search else ():
         requests = min((item.requests for item in _of(seen, arm)), default=0)
-        fault = f"p{100.0 * quantile:.10g} needs {counted(needed, 'compared request')}; {arm} has {requests}"
+        fault = f"p{100.0 * quantile:.10g} needs {counted(needed, 'steady request')}; {arm} has {requests}"
         yield tail_size.found([fault] if requests < needed else [], arm=arm)
 
 

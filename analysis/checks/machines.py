@@ -139,7 +139,7 @@ def host(seen: Evidence) -> Iterator[Disturbance]:
         name = "the host" if host.host == RUN_HOST else f"the host of {host.host}"
         for share, limit, text in (
             (host.steal, limits.max_steal_pct / 100.0, "the hypervisor took {} of the processors' time from {}"),
-            (host.foreign, limits.max_other_cpu_pct / 100.0, "work that is not of the run took {} of {}'s processors"),
+            (host.foreign, limits.max_other_cpu_pct / 100.0, "other processes took {} of the processors of {}"),
             (host.pressure_memory, _MOST_SHARE, "tasks waited for memory {} of the time on {}"),
         ):
             if share is not None and share > limit:

@@ -28,8 +28,8 @@ ORDER = ("FAIL", "INCONCLUSIVE", "PASS")
 MORE_IS_BETTER = ("goodput", "parity")
 _COUNTED = ("recompiles", "longest stall", "requests hit")  # gates that stand for an arm at a glance
 DEFINITION = (
-    "Ratios are those of a typical block of steady traffic, without the cold start and what compiles delayed; "
-    "all else is of all traffic."
+    "Ratios compare typical blocks of steady traffic, without the cold start and requests that compiles delayed. "
+    "Other figures cover all traffic."
 )
 
 

@@ -46,11 +46,11 @@ def command(
     Reads the records (Arrow, Parquet or JSON Lines; also of a run that was cut off), writes summary.json,
     report.html, report.md and junit.xml into the directory, and prints the verdict.
 
-    Several runs of one experiment, of different days and machines, are judged as one, with each machine as a stratum.
-    Runs that differ in what they ran are refused, with a list of the differences. The outcome goes to a new folder,
-    which can be judged again, or joined with more.
+    Judges several runs of one experiment as one, also of different days and machines. Refuses runs whose settings
+    differ, and lists the differences. The outcome goes to a new folder, which can be judged again or joined with more
+    runs.
 
-    Detailed results of vLLM's bench serve are given as NAME=FILE, a file for each run of an arm, the control's first.
+    Takes detailed results of vLLM's bench serve as NAME=FILE: one file for each run of an arm, the control first.
 
     Exit codes: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 not readable.
     """

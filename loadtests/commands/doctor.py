@@ -54,8 +54,8 @@ def command(
 ) -> int:
     """Say what this machine lacks and what it can decide.
 
-    Looks for GPU, compilers, Envoy and free ports. Then measures what the hypervisor and other work take of the
-    processors, and whether the machine keeps one speed. Checks of a run judge the same by the same limits.
+    Looks for GPU, compilers, Envoy and free ports. Then measures how much of the processors the hypervisor and other
+    work take, and whether the machine keeps its speed. The checks of a run apply the same limits.
 
     Exit codes: 0 nothing is missing, 1 something is.
     """

@@ -67,9 +67,9 @@ def command(
 ) -> int:
     """Write an experiment for your model or your two servers.
 
-    The file is short and commented, and passes `tailgate check`. Its run lasts as long as the gates on p99 need at the
+    The file is short and commented, and passes `tailgate check`. Its run is long enough for the gates on p99 at that
     rate. At a terminal it asks for what no option gives; elsewhere --model and --rate are required. Next to the file
-    it writes the JSON Schema by which editors complete and check settings.
+    it writes the JSON Schema with which editors complete and check settings.
     """
     from tailgate.analysis.wording import counted
     from tailgate.loadtests.experiments.files import check_makeable, parse_toml

@@ -23,7 +23,7 @@ def command(
     experiment: OptionalExperiment = None,
     out: Annotated[str, typer.Option(metavar="FILE", help="File to write. Default: the arm's compile.artifact.")] = "",
     settings: Annotated[
-        list[str] | None, set_option("compile.mode=max-autotune, or as `run` takes it with EXPERIMENT")
+        list[str] | None, set_option("compile.mode=max-autotune; with EXPERIMENT arms.NAME.compile.mode=max-autotune")
     ] = None,
     quiet: Quiet = False,
     as_json: Json = False,

@@ -59,7 +59,7 @@ def command(
     ] = None,
     tls_key: Annotated[str | None, typer.Option(metavar="FILE", help="The key of --tls-certificate (PEM).")] = None,
     request_log: Annotated[
-        str, typer.Option(metavar="FILE", help="Log requests here, by which `tailgate ramp --admin` judges them.")
+        str, typer.Option(metavar="FILE", help="Log requests to this file, for `tailgate ramp --admin`.")
     ] = "",
     print_config: Annotated[
         Literal["envoy", "kubernetes"] | None,

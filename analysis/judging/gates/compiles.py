@@ -44,8 +44,8 @@ COMPILE_GATES = (
         "stall per minute",
         "s",
         "max_stall_s_per_min",
-        "Compile stall: {short} s/min, limit {limit:g} s/min.",
-        "Compile stall: 0 s/min, limit {limit:g} s/min.",
+        "Compiles stalled it for {short} s of a minute, limit {limit:g} s.",
+        "Compiles stalled it for 0 s of a minute, limit {limit:g} s.",
     ),
     (
         "requests hit",

@@ -95,7 +95,7 @@ def judge_answers(
     answered = [row for row in rows if not row.get("error")]
     same, of = sum(row["same"] for row in answered), sum(row["of"] for row in answered)
     cosine = _lowest_cosine(rows)
-    seen = f"{same} of {of} greedy answers of {arm} after the traffic are the control's"
+    seen = f"{same} of {of} greedy answers of {arm} after the traffic equal the control's"
     if same < of and _is_exact(rows) and not quantisation_difference and cosine is None:
         return FAIL, f"{seen}, and in float32 all must be: `tailgate parity` names the first token that differs."
     if silent:
