@@ -58,7 +58,7 @@ def command(
     from tailgate.analysis.records.tables import RecordError
     from tailgate.loadtests.commands.made_folder import join_runs, names_results, run_of_results
     from tailgate.loadtests.commands.verdict import judge_run
-    from tailgate.loadtests.experiments.files import check_writable
+    from tailgate.loadtests.experiments.files import check_makeable
 
     check_named({"--out": out})
     accepted = split_keys(allow_different)
@@ -76,7 +76,7 @@ def command(
             run_dir = join_runs(directories, out=out or "", accepted=accepted)
         else:
             (run_dir,) = directories
-            check_writable(run_dir)  # before the minutes that judging may take
+            check_makeable(run_dir)  # before the minutes that judging may take
     except RecordError as error:
         raise ConfigError(str(error)) from None
     except OSError as error:

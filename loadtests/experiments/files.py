@@ -112,12 +112,3 @@ def check_makeable(folder: Path, option: str = "--out") -> None:
         tempfile.TemporaryDirectory(dir=place).cleanup()  # permissions alone say nothing of /proc, or to root
     except OSError:
         raise ConfigError(f'{option} "{place}" is not writable: give a folder that is') from None
-
-
-def check_writable(folder: Path) -> None:
-    """Make the folder if it is not there. Raises ConfigError unless it can be written to."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f'--out "{folder}" cannot be made ({error.strerror}): give a folder that can') from None
-    check_makeable(folder)

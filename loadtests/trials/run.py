@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tailgate.analysis.records.documents import toml_with_checksum, write_document
-from tailgate.loadtests.experiments.files import check_writable
+from tailgate.loadtests.experiments.files import check_makeable
 from tailgate.loadtests.experiments.model import Experiment
 from tailgate.loadtests.experiments.reading import to_toml, write_schema
 from tailgate.loadtests.traffic.schedule import Schedule
@@ -97,7 +97,7 @@ class Orchestrator:
             self._schedules = TrialSchedules.of(self.experiment)  # an impossible schedule is known now
             if trace := self._schedules.source.trace:
                 self.status.note(trace.account)
-            check_writable(self._out)
+            check_makeable(self._out)
 
     @property
     def schedules(self) -> TrialSchedules:
