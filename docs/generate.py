@@ -67,6 +67,7 @@ _EXPLAINED = {
     "slo": "explanation/method.md#objectives-and-errors",
     "gates": "explanation/method.md#gates",
     "ramp": "how-to/ramp.md",
+    "rollout": "how-to/frontier.md",
     "users": "how-to/ramp.md#production-traffic",
     "splitter": "how-to/security.md#the-splitter",
     "parity": "explanation/parity.md",
@@ -133,8 +134,8 @@ def settings() -> str:
 Every key of an experiment's TOML file. `--set traffic.rate=4` replaces one on the command line; of an arm
 `--set arms.NAME.compile.mode=default`. Unknown keys, values out of range, and keys that contradict each other or have
 no effect are refused before anything starts. Paths are relative to the experiment's file, with `--set` to the current
-folder, as `model.id` always is. A file has at most 1 MiB, 32 levels of keys and integers of 64 bits. [A JSON
-Schema](../schema/README.md) completes and checks keys in editors.
+folder, as is a `model.id` without `./` or `../`. A file has at most 1 MiB, 32 levels of keys and integers of 64 bits.
+[A JSON Schema](../schema/README.md) completes and checks keys in editors.
 """
     ]
     for heading, intro, explained, rows in sections():

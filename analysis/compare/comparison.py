@@ -170,7 +170,7 @@ def _of_two_arms(records: RunRecords, sides: Sequence[_Side], gates: Mapping[str
     )
     experiment = {
         **candidate,
-        "name": " → ".join(side.run.name for side in sides),
+        "name": " → ".join(f"{side.arm} of " * (side.arm != _RESULT_ARM) + side.run.name for side in sides),
         "compare_models": True,
         "arms": [
             {**row, "name": side.name, "control": side.name == BASELINE} for row, side in zip(rows, sides, strict=True)
@@ -295,9 +295,11 @@ def _speed(run: Run, *, same_machine: bool, trusted: bool) -> Check:
         reason = "The machines of both runs were equally fast"
         by_assumption = "" if differences else ", by assumption (no reference)"
         return speed.found([], reason=f"{reason}{by_assumption}.", **row)
+    on_cpu = all(devices_of(trial).get(CANDIDATE, "cpu") == "cpu" for trial in run.trials_of(CANDIDATE))
+    device = "processor" if on_cpu else "card"
     words = (
         f"{WORK[figure]} was {100.0 * abs(math.expm1(-value)):.1f} % {'lower' if value > 0 else 'higher'} on the "
-        f"candidate's {'host' if figure in HOST_FIGURES else 'card'}"
+        f"candidate's {'host' if figure in HOST_FIGURES else device}"
         for figure, value in moved.items()
     )
     spread = max(map(abs, moved.values()))

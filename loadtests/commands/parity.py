@@ -35,7 +35,7 @@ def command(
     Exit codes: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 bad usage or configuration, 1 the measurement broke or was
     interrupted.
     """
-    from tailgate.loadtests.experiments.files import check_writable
+    from tailgate.loadtests.experiments.files import check_makeable
     from tailgate.loadtests.experiments.reading import load
     from tailgate.loadtests.trials.context import RunError
     from tailgate.loadtests.trials.environment import new_run_dir
@@ -45,7 +45,7 @@ def command(
 
     loaded = load(experiment, settings=settings or ())
     check_measurable(loaded)
-    check_writable(Path(out))
+    check_makeable(Path(out))
     stopped: list[int] = []
 
     def check() -> None:

@@ -211,6 +211,7 @@ def _oip_channel(config: ExternalArm, address: str) -> Iterator[tuple[grpc.Chann
 TOKENS = 8  # of the short answer
 _PROMPT = "Tell me a short story about the sea."
 _RETRY_S = 0.5
+_MODELS_S = 10.0
 _REQUEST_S = 120.0  # a server may load its model with its first request
 
 
@@ -271,8 +272,14 @@ def _probed(config: ExternalArm, address: str, timeout_s: float) -> Probe:
         )
     context = None
     if config.kind == "openai":
-        with _requested(config, address, "GET", f"{parse_address(address, 'openai').path}/models", 10.0) as reply:
-            context = openai_wire.context_of(reply.read(openai_wire.LARGEST_EVENT), config.model_name)
+        path = f"{parse_address(address, 'openai').path}/models"
+        try:
+            with _requested(config, address, "GET", path, _MODELS_S) as reply:
+                context = openai_wire.context_of(reply.read(openai_wire.LARGEST_EVENT), config.model_name)
+        except TimeoutError:
+            raise FailedError(f"no answer to GET {path} within {_MODELS_S:g} s", not_yet=True) from None
+        except (OSError, http.client.HTTPException) as error:
+            raise FailedError(f"no answer to GET {path}: {type(error).__name__}: {error}", not_yet=True) from None
     return Probe(tokens=found.tokens, context=context)
 
 

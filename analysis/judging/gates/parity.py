@@ -83,7 +83,7 @@ def judge_answers(arm: str, rows: Sequence[Mapping[str, Any]], *, quantised: boo
     that follow it, so they only show that a replica answers.
     """
     same, of = (sum(row[key] for row in rows) for key in ("same", "of"))
-    seen = f"{same} of {of} greedy answers of {arm} after the traffic are the control's"
+    seen = f"{same} of {of} greedy answers of {arm} after the traffic equal the control's"
     must = ", and in float32 all must be: `tailgate parity` names the first token that differs"
     if lowest := _lowest_cosine(rows):
         seen = f"The lowest cosine of a vector of {arm} after the traffic with the control's is {lowest[0]:.6f}"

@@ -328,3 +328,12 @@ def test_an_address_may_have_a_path_and_no_port() -> None:
     address = parse_address("https://r.com/openai/m/", "openai")
     assert (address.target, address.host_header) == ("r.com:443", "r.com")
     assert request_path(OpenAiOptions(), address) == "/openai/m/completions"
+
+
+def test_a_list_of_models_that_gets_no_answer_is_named() -> None:
+    def script(request: Request) -> bool:
+        request.send(GOOD if request.line.startswith("POST") else b"")
+        return request.line.startswith("POST")  # else the connection ends
+
+    with HttpPeer(script) as peer, pytest.raises(FailedError, match=r"no answer to GET /v1/models: "):
+        probe(openai(peer.address), timeout_s=1.0)
