@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from tailgate.analysis.checks.table import RULES
 from tailgate.analysis.glossary import glossary
 from tailgate.analysis.records import schemas
-from tailgate.analysis.settings.metrics import METRIC_MEANINGS, METRIC_NAMES, gate_label
+from tailgate.analysis.settings.metrics import METRIC_NAMES, gate_label
 from tailgate.analysis.settings.slo_targets import SLO_SCHEMA
 from tailgate.analysis.summary import model as summary
 from tailgate.analysis.summary.summary import EXIT_CODES
@@ -134,8 +134,8 @@ def settings() -> str:
 Every key of an experiment's TOML file. `--set traffic.rate=4` replaces one on the command line; of an arm
 `--set arms.NAME.compile.mode=default`. Unknown keys, values out of range, and keys that contradict each other or have
 no effect are refused before anything starts. Paths are relative to the experiment's file, with `--set` to the current
-folder, as `model.id` always is. A file has at most 1 MiB, 32 levels of keys and integers of 64 bits. [A JSON
-Schema](../schema/README.md) completes and checks keys in editors.
+folder, as is a `model.id` without `./` or `../`. A file has at most 1 MiB, 32 levels of keys and integers of 64 bits.
+[A JSON Schema](../schema/README.md) completes and checks keys in editors.
 """
     ]
     for heading, intro, explained, rows in sections():
@@ -429,7 +429,7 @@ method](../explanation/method.md#when-a-run-is-not-believed) says which verdicts
 
 def metrics() -> str:
     """Return the page of latencies and of Prometheus metrics."""
-    latencies = [(f"`{key}`", METRIC_NAMES[key], METRIC_MEANINGS[key]) for key in METRIC_NAMES]
+    latencies = [(f"`{key}`", name, glossary()[name]) for key, name in METRIC_NAMES.items()]
     front = FrontMetrics("arm", "arm-0")
     front.requests(status="OK").inc()
     front.steps(kind="decode", fell_back="false").inc()

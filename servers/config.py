@@ -98,7 +98,8 @@ class ModelConfig(Settings):
 
     id: Annotated[str, AfterValidator(_found)] = "random:tiny"
     """A Hugging Face id, the path of a folder, `package:NAME/FOLDER` for a folder in an installed Python package, or
-    `random:NAME` for a known shape with random weights, such as `random:llama-3.2-1b`."""
+    `random:NAME` for a known shape with random weights, such as `random:llama-3.2-1b`. A path that begins with `./` or
+    `../` is relative to the experiment's file."""
     dtype: Literal["auto", Dtype] = "auto"
     """Number format of weights and activations. `auto` is `bfloat16` on a GPU and `float32` on a CPU."""
     device: Annotated[str, matching(r"auto|cpu|cuda(:[0-9]{1,3})?", "use auto, cpu, cuda or cuda:N")] = "auto"

@@ -15,96 +15,100 @@ import os
 import random
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
+from pydantic import BaseModel
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from tailgate.servers.compiler.policy import UnforeseenShapeError
-from tailgate.servers.compiler.recorder import CompileRecorder
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.config import ArmConfig, ModelConfig, Pooling
 from tailgate.servers.engine.encoder import EncoderRunner, EncodeStep
-from tailgate.servers.engine.in_process import ask, requests_of
+from tailgate.servers.engine.in_process import ask, requests_of, warm_runner
 from tailgate.servers.engine.model import load_model
-from tailgate.servers.engine.quantisation import weight_bytes
-from tailgate.servers.engine.runner import ModelRunner, runner_for
+from tailgate.servers.engine.runner import ModelRunner
 from tailgate.servers.engine.scheduler import Job
 from tailgate.servers.engine.shapes import late_contexts, prompt_borders
-from tailgate.servers.fields import Listed, Settings, read
 from tailgate.servers.processes import Loaded, Refused, Stage, say
 from tailgate.servers.program import log_to_stderr, pin_to_card, read_arm
 
 log = logging.getLogger("tailgate.parity")
 
 MAX_LOGITS_BYTES = 8 << 30
+OUTPUTS = "outputs.npy"
 
 Batches = Sequence[tuple[int, ...]]  # the numbers of the texts of each batch
 
 
-@dataclass(frozen=True, slots=True)
-class Fed:
-    """A prompt, the tokens that follow it whatever a model prefers, and the row of the logits by compared place: the
-    token at place n follows n positions more than the prompt has. The last token is fed nowhere."""
-
-    prompt: tuple[int, ...]
-    tokens: tuple[int, ...]
-    rows: dict[int, int]
+Numbers = tuple[int, ...]
+Text = tuple[Sequence[int], Sequence[int]]  # what is read, and what is predicted after it
 
 
-Numbers = Annotated[tuple[int, ...], Listed]
-Lists = Annotated[tuple[Numbers, ...], Listed]
+class Request(BaseModel, frozen=True):
+    """A prompt, the tokens that follow it, and the `places` of those whose logits are compared.
 
-
-class Plan(Settings):
-    """What every arm answers: prompts, how many tokens to answer each with, and, from the control, the continuations
-    along which all logits are compared.
-
-    `late_prompt` is one more request, fed `late_tokens` and never asked to answer by itself: its logits are compared at
-    `late_places`, counted from its first answer, where contexts are longer than any prompt.
+    The token at place n follows n positions more than the prompt has. The last token is fed nowhere.
     """
 
-    prompts: Lists
-    counts: Numbers
-    continuations: Lists = ()
-    late_prompt: Numbers = ()
-    late_tokens: Numbers = ()
-    late_places: Numbers = ()
+    prompt: Numbers
+    tokens: Numbers
+    places: Numbers
+
+    @classmethod
+    def whole(cls, prompt: Sequence[int], tokens: Sequence[int]) -> Request:
+        """Return a request of which every token is compared."""
+        return cls(prompt=tuple(prompt), tokens=tuple(tokens), places=tuple(range(len(tokens))))
+
+
+class Plan(BaseModel, frozen=True):
+    """What every arm is asked.
+
+    It answers the first `asked` requests by itself, with as many tokens as they have; an encoder embeds their prompts.
+    Then it is fed every request whatever it prefers: the control's answers, one that reaches contexts longer than any
+    prompt, and last, where its weights are quantised, as many given `texts`.
+    """
+
+    asked: int
+    texts: int
+    requests: tuple[Request, ...]
 
     @property
-    def positions(self) -> int:
-        """Rows of the logits: one for each token of each continuation, then one for each late place."""
-        return sum(self.counts) + len(self.late_places)
+    def rows(self) -> dict[tuple[int, int], int]:
+        """The row of the logits for each (request, place) that is compared."""
+        compared = [(number, place) for number, request in enumerate(self.requests) for place in request.places]
+        return {key: row for row, key in enumerate(compared)}
 
-    def sequences(self) -> list[Fed]:
-        """Return what is fed token by token: the continuations, then the late request, if any."""
-        fed, first = [], 0
-        for prompt, tokens in zip(self.prompts, self.continuations, strict=True):
-            fed.append(Fed(prompt, tokens, {place: first + place for place in range(len(tokens))}))
-            first += len(tokens)
-        if self.late_places:
-            rows = {place: first + index for index, place in enumerate(self.late_places)}
-            fed.append(Fed(self.late_prompt, (*self.late_tokens, 0), rows))
-        return fed
+    @property
+    def prompts(self) -> list[Numbers]:
+        """The prompts that an arm answers by itself."""
+        return [request.prompt for request in self.requests[: self.asked]]
+
+    def answered(self, answers: Sequence[Sequence[int]]) -> Plan:
+        """Return the plan along the control's `answers`."""
+        own = (Request.whole(prompt, tokens) for prompt, tokens in zip(self.prompts, answers, strict=True))
+        return self.model_copy(update={"requests": (*own, *self.requests[self.asked :])})
+
+    def without_texts(self) -> Plan:
+        return self.model_copy(update={"texts": 0, "requests": self.requests[: len(self.requests) - self.texts]})
 
 
 def read_plan(path: str | Path) -> Plan:
     """Return the plan in the JSON file."""
-    return read(Plan, json.loads(Path(path).read_text(encoding="utf-8")), where="plan")
+    return Plan.model_validate_json(Path(path).read_text(encoding="utf-8"))
 
 
 def make_plan(
-    arms: Sequence[ArmConfig], *, vocab_size: int, prompts: int, tokens: int, seed: int, least: int = 0
+    arms: Sequence[ArmConfig], *, vocab_size: int, prompts: int, tokens: int, seed: int, texts: Sequence[Text] = ()
 ) -> Plan:
     """Draw random prompts that reach every length at which an arm changes its shape.
 
     The other lengths spread evenly over orders of magnitude. Answers differ in length, so that rows become free at
-    different steps. `prompts` and `least` are raised to the number of such lengths. With `prompts` 0, half as many
-    again as the engine has slots, from 16 to 64, or as there are such lengths.
+    different steps. `prompts` is raised to the number of such lengths; 0 is half as many again as the engine has slots,
+    from 16 to 64, or as there are such lengths. Raises ConfigError where `texts` are of another vocabulary.
     """
     engine = arms[0].engine
     longest = engine.max_prompt_tokens
@@ -113,37 +117,41 @@ def make_plan(
     fewest = max((most + 1) // 2, min(2, most))
     borders = sorted(frozenset[int]().union(*map(prompt_borders, arms)))
     slots = min(64, max(16, engine.slots + engine.slots // 2))
-    count = max(prompts or max(slots, len(borders) + len(borders) // 2, least), len(borders))
+    count = max(prompts or max(slots, len(borders) + len(borders) // 2), len(borders))
     rng = random.Random(f"parity {seed}")
     lengths = rng.sample(borders, len(borders))
     lengths += [round(math.exp(rng.uniform(0.0, math.log(longest)))) for _ in range(count - len(lengths))]
     rng.shuffle(lengths)
-    late = sorted(frozenset[int]().union(*map(late_contexts, arms)))
-    # a generator of its own leaves the other prompts as they are without it
-    late_rng = random.Random(f"parity late {seed}")
-    return Plan(
-        prompts=tuple(tuple(rng.randrange(vocab_size) for _ in range(length)) for length in lengths),
-        counts=tuple(rng.randint(fewest, most) for _ in lengths),
-        late_prompt=tuple(late_rng.randrange(vocab_size) for _ in range(longest if late else 0)),
-        late_tokens=tuple(late_rng.randrange(vocab_size) for _ in range(late[-1] - longest if late else 0)),
-        late_places=tuple(context - longest for context in late),
-    )
+
+    def drawn(length: int) -> Numbers:
+        return tuple(rng.randrange(vocab_size) for _ in range(length))
+
+    requests = [Request.whole(drawn(length), [0] * rng.randint(fewest, most)) for length in lengths]
+    if late := sorted(frozenset[int]().union(*map(late_contexts, arms))):
+        places = tuple(context - longest for context in late)
+        requests.append(Request(prompt=drawn(longest), tokens=drawn(places[-1] + 1), places=places))
+    requests += [Request.whole(read, predicted) for read, predicted in texts]
+    largest = max((token for text in texts for ids in text for token in ids), default=0)
+    if largest >= vocab_size:
+        raise ConfigError(
+            f"parity.texts has token {largest} but the model's vocabulary has {vocab_size}: write the texts with the "
+            "model's own tokenizer"
+        )
+    return Plan(asked=count, texts=len(texts), requests=tuple(requests))
 
 
 def free_run(runner: ModelRunner, plan: Plan) -> list[list[int]]:
     """Return the greedy answers [request][token], requests joining while others run."""
-    requests = requests_of(plan.prompts, plan.counts)
-    return list(ask(runner, requests, slots=runner.arm.engine.slots).tokens.values())
+    counts = [len(request.tokens) for request in plan.requests[: plan.asked]]
+    return list(ask(runner, requests_of(plan.prompts, counts), slots=runner.arm.engine.slots).tokens.values())
 
 
 def forced_logits(runner: ModelRunner, plan: Plan, out: np.ndarray[Any, Any]) -> None:
-    """Fill `out` [positions, vocabulary] float32 with the logits for every compared token of the plan.
+    """Fill `out` [rows, vocabulary] float32 with the logits for every compared token of the plan.
 
-    The engine serves as always; only the tokens are the plan's. Rows join, run together and leave. The late request
-    runs alone, so that the steps at its borders have one row.
+    The engine serves as always; only the tokens are the plan's. Rows join, run together and leave.
     """
-    sequences = plan.sequences()
-    done = 0
+    requests, rows, done = plan.requests, plan.rows, 0
 
     def choose(logits: torch.Tensor, greedy: torch.Tensor, jobs: Sequence[Job], places: Sequence[int]) -> torch.Tensor:
         nonlocal done
@@ -152,35 +160,27 @@ def forced_logits(runner: ModelRunner, plan: Plan, out: np.ndarray[Any, Any]) ->
         for job, place, row in zip(jobs, places, values, strict=True):
             if job.prefilled < len(job.prompt):
                 continue  # more of its prompt to come
-            fed, at = sequences[int(job.request_id)], job.launched - 1
-            tokens[place] = fed.tokens[at]
-            if at in fed.rows:
-                out[fed.rows[at]] = row
+            number, at = int(job.request_id), job.launched - 1
+            tokens[place] = requests[number].tokens[at]
+            if (number, at) in rows:
+                out[rows[number, at]] = row
                 done += 1
-        _report("teacher forcing", done, plan.positions)
+        _report("teacher forcing", done, len(rows))
         return torch.tensor(tokens, dtype=greedy.dtype, device=greedy.device)
 
     choosing, runner.choose = runner.choose, choose
     try:
-        together = len(plan.prompts)
-        for first, last in ((0, together), (together, len(sequences))):
-            some = sequences[first:last]
-            ask(runner, requests_of([fed.prompt for fed in some], [len(fed.tokens) for fed in some], first=first))
+        ask(runner, requests_of([item.prompt for item in requests], [len(item.tokens) for item in requests]))
     finally:
         runner.choose = choosing
 
 
 def make_batches(slots: int, texts: int) -> Batches:
-    """Put each of `texts` alone, then with others, in batches of each power of two, one more, and all `slots`."""
+    """Put every text into batches of one, of each power of two, of one more, and of all `slots`."""
     powers = [1 << power for power in range(slots.bit_length())]
-    sizes = sorted({slots, *powers, *(size + 1 for size in powers if size < slots)} - {1})
-    batches: list[tuple[int, ...]] = [(text,) for text in range(texts)]
-    at = turn = 0
-    while sizes and (turn < len(sizes) or at < texts):
-        size = sizes[turn % len(sizes)]
-        batches.append(tuple((at + place) % texts for place in range(size)))
-        at, turn = at + size, turn + 1
-    return batches
+    sizes = sorted({slots, *powers, *(size + 1 for size in powers if size < slots)})
+    starts = ((size, first) for size in sizes for first in range(0, texts, size))
+    return [tuple((first + place) % texts for place in range(size)) for size, first in starts]
 
 
 def rows_of(batches: Batches) -> list[tuple[int, int]]:
@@ -195,10 +195,7 @@ def served_vectors(runner: EncoderRunner, texts: Sequence[Sequence[int]], batche
     """
     vectors: list[bytes] = []
     for batch in batches:
-        try:
-            ended = ask(runner, requests_of([texts[text] for text in batch], [0] * len(batch))).ended
-        except UnforeseenShapeError as error:
-            raise UnforeseenShapeError(f"texts {', '.join(map(str, batch))} in one batch: {error}") from None
+        ended = ask(runner, requests_of([texts[text] for text in batch], [0] * len(batch))).ended
         for place in range(len(batch)):
             finished = ended[str(place)]
             if finished.timing.batch_size != len(batch):
@@ -213,13 +210,10 @@ def served_vectors(runner: EncoderRunner, texts: Sequence[Sequence[int]], batche
 
 
 def arm_facts(runner: ModelRunner | EncoderRunner, weights: str) -> dict[str, Any]:
-    """Return what must be equal between arms, as loaded; in `held`, how the arm holds its weights. `weights` is their
-    checksum before they were quantised."""
+    """Return what must be equal between arms, as loaded. `weights` is their checksum before they were quantised."""
     model = runner.model
-    every, quantised = weight_bytes(model)
     return {
         "weights": weights,
-        "held": {"quantisation": runner.arm.model.quantisation, "bytes": every, "quantised_bytes": quantised},
         "dtypes": ", ".join(sorted({str(item.dtype).removeprefix("torch.") for item in model.parameters()})),
         "attention": str(getattr(model.config, "_attn_implementation", "unknown")),
         "vocabulary": runner.vocab_size,
@@ -231,11 +225,8 @@ def arm_facts(runner: ModelRunner | EncoderRunner, weights: str) -> dict[str, An
 
 def weights_of(model: ModelConfig) -> str:
     """Load the weights without quantisation and return their checksum."""
-    loaded = load_model(model.replace(quantisation="none"))
-    digest = checksum(loaded)
-    del loaded
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    digest = checksum(load_model(model.replace(quantisation="none")))
+    torch.cuda.empty_cache()
     return digest
 
 
@@ -255,35 +246,43 @@ class NothingBelowFloat64(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.float:
             func = torch.Tensor.double
-        widened = {key: _widened(value) for key, value in (kwargs or {}).items()}
-        return func(*(_widened(value) for value in args), **widened)
+        widened = {key: _doubled(value) for key, value in (kwargs or {}).items()}
+        return func(*(_doubled(value) for value in args), **widened)
 
 
-def _widened(value: Any) -> Any:
+def _doubled(value: Any) -> Any:
     return torch.float64 if value is torch.float32 else value
+
+
+def widened(model: nn.Module) -> nn.Module:
+    """Return the model with weights in float64, on the host where the device is too small for them."""
+    try:
+        return model.double()
+    except torch.OutOfMemoryError:
+        log.warning("the device is too small for float64: the reference runs on the host")
+        return model.cpu().double()
 
 
 @torch.no_grad()
 def reference_logits(model: nn.Module, plan: Plan, out: np.ndarray[Any, Any]) -> None:
-    """Fill `out` [positions, vocabulary] float64 with what whole sequences give, one by one, without any cache. The
-    model's weights are widened."""
-    model.double()
+    """Fill `out` [rows, vocabulary] float64 with what whole sequences give, one by one, without any cache."""
+    model = widened(model)
     device = next(model.parameters()).device
     done = 0
-    for fed in plan.sequences():
-        ids = torch.tensor([[*fed.prompt, *fed.tokens[:-1]]], device=device)
-        places = torch.tensor([len(fed.prompt) - 1 + place for place in fed.rows], device=device)
+    for request in plan.requests:
+        ids = torch.tensor([[*request.prompt, *request.tokens[:-1]]], device=device)
+        places = torch.tensor([len(request.prompt) - 1 + place for place in request.places], device=device)
         with NothingBelowFloat64():
             logits = model(input_ids=ids, use_cache=False, logits_to_keep=places).logits[0]
-        out[list(fed.rows.values())] = in_float64(logits)
-        done += len(fed.rows)
-        _report("float64", done, plan.positions)
+        out[done : done + len(places)] = in_float64(logits)
+        done += len(places)
+        _report("float64", done, len(out))
 
 
 @torch.no_grad()
 def reference_vectors(model: nn.Module, pooling: Pooling, texts: Sequence[Sequence[int]]) -> np.ndarray[Any, Any]:
-    """Return the vectors [texts, width] float64 of each text alone, unpadded. The model's weights are widened."""
-    step = EncodeStep(model.double(), pooling)
+    """Return the vectors [texts, width] float64 of each text alone, unpadded."""
+    step = EncodeStep(widened(model), pooling)
     device = next(model.parameters()).device
     rows = []
     for number, text in enumerate(texts):
@@ -305,93 +304,62 @@ def in_float64(values: torch.Tensor) -> np.ndarray[Any, Any]:
 
 
 def run_arm(arm: ArmConfig, task: dict[str, Any], folder: Path) -> None:
-    """Write answers.json and logits.npy of `arm` to `folder`, of an encoder vectors.npy and rows.json
-    instead of the last two; or refused.json where it is strict and refuses a shape. The control (no plan yet) writes
-    the plan; one that refuses is no measure: ConfigError."""
-    recorder = CompileRecorder()
-    recorder.install()
-    runner = runner_for(arm, recorder)
+    """Write outputs.npy of `arm` to `folder`: its logits, or an encoder's vectors; and answers.json: its tokens, or the
+    text and the size of the batch of each vector. Or refused.json where it is strict and refuses a shape.
+
+    The control (no plan yet) writes the plan; one that refuses is no measure: ConfigError.
+    """
     _report("loading")
-    weights = weights_of(arm.model) if arm.model.quantisation != "none" else ""
-    runner.load()
-    say(Loaded(facts=arm_facts(runner, weights or checksum(runner.model))))
-    texts = _given_texts(task, runner.vocab_size) if task["texts"] and arm.name in task["on_texts"] else None
-    runner.warm_up(lambda done, total, detail: _report(f"warm-up {detail}", done, total))
-    plan_path = Path(task["plan"])
-    is_control = not plan_path.exists()
-    arms = [ArmConfig.from_dict(table) for table in task["arms"]]
-    if is_control:
-        sizes = {name: task[name] for name in ("prompts", "tokens", "seed", "least")}
-        plan = make_plan(arms, vocab_size=runner.vocab_size, **sizes)
-    else:
-        plan = read_plan(plan_path)
-    try:
-        if isinstance(runner, EncoderRunner):
-            batches = make_batches(min(item.engine.slots for item in arms), len(plan.prompts))
-            np.save(folder / "vectors.npy", served_vectors(runner, plan.prompts, batches))
-            _write(folder / "rows.json", rows_of(batches))
-        else:
-            plan = _write_answers(runner, plan, folder)
-            if texts is not None:
-                logits = _matrix(folder / "texts.npy", texts, runner.vocab_size, np.float32)
-                forced_logits(runner, texts, logits)
-                logits.flush()
-    except UnforeseenShapeError as error:
+    quantised = arm.model.quantisation != "none"
+    weights = weights_of(arm.model) if quantised else ""
+    with warm_runner(arm, lambda done, total, detail: _report(f"warm-up {detail}", done, total)) as runner:
+        say(Loaded(facts=arm_facts(runner, weights or checksum(runner.model))))
+        plan_path = Path(task["plan"])
+        is_control = not plan_path.exists()
+        arms = [ArmConfig.from_dict(table) for table in task["arms"]]
         if is_control:
-            raise ConfigError(
-                f"the control refuses what it is asked: {error}; take a control that is not strict"
-            ) from None
-        _write(folder / "refused.json", {"reason": str(error)})
-        log.warning("%s", error)
+            sizes = {name: task[name] for name in ("prompts", "tokens", "seed", "texts")}
+            plan = make_plan(arms, vocab_size=runner.vocab_size, **sizes)
+        else:
+            plan = read_plan(plan_path)
+        try:
+            if isinstance(runner, EncoderRunner):
+                batches = make_batches(min(item.engine.slots for item in arms), plan.asked)
+                np.save(folder / OUTPUTS, served_vectors(runner, plan.prompts, batches))
+                _write(folder / "answers.json", rows_of(batches))
+            else:
+                _report("free run")
+                answers = free_run(runner, plan)
+                _write(folder / "answers.json", answers)
+                plan = plan.answered(answers) if is_control else plan
+                fed = plan if quantised else plan.without_texts()
+                logits = _matrix(folder / OUTPUTS, fed, runner.vocab_size, np.float32)
+                forced_logits(runner, fed, logits)
+                logits.flush()
+        except UnforeseenShapeError as error:
+            if is_control:
+                raise ConfigError(
+                    f"the control refuses what it is asked: {error}; take a control that is not strict"
+                ) from None
+            _write(folder / "refused.json", {"reason": str(error)})
+            log.warning("%s", error)
     if is_control:
         plan_path.write_text(plan.model_dump_json(), encoding="utf-8")
 
 
-def _write_answers(runner: ModelRunner, plan: Plan, folder: Path) -> Plan:
-    """Write answers and logits to `folder`; returns the plan, with the answers as its continuations if it had none."""
-    logits = _matrix(folder / "logits.npy", plan, runner.vocab_size, np.float32)
-    _report("free run")
-    answers = free_run(runner, plan)
-    if not plan.continuations:
-        plan = plan.replace(continuations=tuple(map(tuple, answers)))
-    forced_logits(runner, plan, logits)
-    logits.flush()
-    # an answer like the others: the tokens that the arm prefers at the late places
-    late = logits[sum(plan.counts) :].argmax(axis=1).tolist()
-    _write(folder / "answers.json", [*answers, late] if late else answers)
-    return plan
-
-
 def run_reference(arm: ArmConfig, task: dict[str, Any], folder: Path) -> None:
-    """Write logits.npy, or vectors.npy, of the float64 reference for the control `arm` to `folder`: its weights before
-    they are quantised, and attention as plain products."""
+    """Write outputs.npy of the float64 reference for the control `arm` to `folder`: its weights before they are
+    quantised, and attention as plain products."""
     _report("loading")
     model: Any = load_model(arm.model.replace(quantisation="none"), plain=True)
     say(Loaded(facts={"weights": checksum(model)}))
+    plan = read_plan(task["plan"])
     if arm.model.embeds:
-        texts = read_plan(task["plan"]).prompts
-        np.save(folder / "vectors.npy", reference_vectors(model, arm.model.pooling, texts))
+        np.save(folder / OUTPUTS, reference_vectors(model, arm.model.pooling, plan.prompts))
         return
-    vocab_size = int(model.config.get_text_config().vocab_size)
-    plans = {"logits.npy": read_plan(task["plan"])}
-    if task["texts"]:
-        plans["texts.npy"] = _given_texts(task, vocab_size)
-    for name, plan in plans.items():
-        logits = _matrix(folder / name, plan, vocab_size, np.float64)
-        reference_logits(model, plan, logits)
-        logits.flush()
-
-
-def _given_texts(task: dict[str, Any], vocab_size: int) -> Plan:
-    """Read the texts of the task. Raises ConfigError when they are of another vocabulary."""
-    texts = read_plan(task["texts"])
-    largest = max(token for ids in (*texts.prompts, *texts.continuations) for token in ids)
-    if largest >= vocab_size:
-        raise ConfigError(
-            f"parity.texts has token {largest} but the model's vocabulary has {vocab_size}: write the texts with the "
-            "model's own tokenizer"
-        )
-    return texts
+    logits = _matrix(folder / OUTPUTS, plan, int(model.config.get_text_config().vocab_size), np.float64)
+    reference_logits(model, plan, logits)
+    logits.flush()
 
 
 def _write(path: Path, document: Any) -> None:
@@ -399,14 +367,15 @@ def _write(path: Path, document: Any) -> None:
 
 
 def _matrix(path: Path, plan: Plan, vocab_size: int, dtype: type) -> np.memmap[Any, Any]:
-    """Create a memory-mapped file of [positions, vocabulary]. Raises ConfigError when it would be too large."""
-    size = plan.positions * vocab_size * np.dtype(dtype).itemsize
+    """Create a memory-mapped file of [rows, vocabulary]. Raises ConfigError when it would be too large."""
+    positions = len(plan.rows)
+    size = positions * vocab_size * np.dtype(dtype).itemsize
     if size > MAX_LOGITS_BYTES:
         raise ConfigError(
-            f"{plan.positions} positions × {vocab_size} tokens of vocabulary are {size / 2**30:.1f} GiB of logits, "
+            f"{positions} positions × {vocab_size} tokens of vocabulary are {size / 2**30:.1f} GiB of logits, "
             f"limit {MAX_LOGITS_BYTES >> 30} GiB: lower parity.prompts or parity.tokens, or give fewer parity.texts"
         )
-    return np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=(plan.positions, vocab_size))
+    return np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=(positions, vocab_size))
 
 
 def _report(stage: str, done: int = 0, total: int = 0) -> None:
@@ -418,7 +387,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tailgate.servers.parity")
     parser.add_argument("what", choices=("arm", "reference"))
     parser.add_argument("--config", required=True, help="the arm, or the reference's control, as JSON")
-    parser.add_argument("--task", required=True, help="what to ask, as JSON: plan, texts, arms, prompts, tokens, seed")
+    parser.add_argument("--task", required=True, help="what to ask, as JSON: plan, arms, prompts, tokens, seed, texts")
     parser.add_argument("--out", required=True, help="folder for answers and logits")
     options = parser.parse_args(arguments)
     log_to_stderr()
@@ -431,9 +400,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(Refused(why=str(error)))
         return 2
     except torch.OutOfMemoryError as error:
-        # float64 takes four times the memory of bfloat16
-        remedy = "lower the engine's limits" if options.what == "arm" else "set parity.reference = false"
-        say(Refused(why=f"the device is too small ({str(error).splitlines()[0]}): {remedy}, or take a larger one"))
+        why = f"the device is too small ({str(error).splitlines()[0]})"
+        say(Refused(why=f"{why}: lower the engine's limits, or take a larger one"))
         return 2
     return 0
 

@@ -62,8 +62,8 @@ def _alike(key: str, one: Any, other: Any) -> bool:
     "(p < 0.001), answers by 1 %, or the share of short ones by 0.5 %; or an answer of forced length has another "
     "length.",
     says="The arms did different work: {}.",
-    remedy="Make prompts and answers of one length (traffic.ignore_eos; for an external arm token ids or its "
-    "tokenizer, and length_fields), and find out why an arm answers less or more than asked.",
+    remedy="Make prompts and answers of one length (traffic.ignore_eos; for an external arm its tokenizer "
+    "and length_fields), and find out why an arm answers less or more than asked.",
 )
 def equal_work(seen: Evidence) -> Iterator[Check]:
     """Servers count with their own tokenizer and template, and end answers on their own: latencies then compare

@@ -72,6 +72,9 @@ def is_recorded_whole(run: Run) -> bool:
 def missing(seen: Evidence) -> Iterator[Check]:
     run = seen.run
     trials, accounts = [info for info in run.infos if info], known_accounts(run.records.generators)
+    if not run.in_turn and (interrupted := list(_interruptions(trials))):  # which explains all that is missing
+        yield missing.found(interrupted, remedy="Run again, and let the run end by itself.")
+        return
     faults = [*_missing_trials(run, trials), *lost_processes(accounts, trials)]
     counts = {arm: int(run.of_arm(arm).sum()) for arm in run.arms}
     if run.in_turn:
@@ -87,6 +90,15 @@ def missing(seen: Evidence) -> Iterator[Check]:
         alike = run.copied and not closed
         faults += missing_requests(counts, run.planned, mirrored=alike, ended=run.ended_arms)
     yield missing.found(faults)
+
+
+def _interruptions(trials: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for info in trials:
+        if (at_ns := number(info.get("interrupted_ns"))) is not None and not (
+            info.get("complete") or info.get("ended")
+        ):
+            seconds = max(0.0, at_ns - (number(info.get("start_ns")) or at_ns)) / 1e9
+            yield f"trial {info['trial']} was interrupted after {seconds:.0f} of {number(info.get('duration_s')):g} s"
 
 
 def _missing_trials(run: Run, trials: Sequence[Mapping[str, Any]]) -> Iterator[str]:

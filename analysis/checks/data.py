@@ -46,8 +46,8 @@ def blocks(seen: Evidence) -> Iterator[Check]:
             usable["slo"] = min(of_arms) if run.separate else run.blocks
         short = {kind: count for kind, count in usable.items() if count < limits.min_blocks}
         faults = [
-            f"{arm} has {counted(count, 'usable block')} of {run.block_s:g} s; gates.min_blocks asks for "
-            f"{limits.min_blocks}"
+            f"a verdict needs {limits.min_blocks} usable blocks of {run.block_s:g} s (gates.min_blocks); {arm} has "
+            f"{count}"
             for count in sorted(short.values())[:1]
         ]
         yield blocks.found(faults, arm=arm, opens=tuple(short))
@@ -65,7 +65,7 @@ def tail_size(seen: Evidence) -> Iterator[Check]:
     needed = math.ceil(round(TAIL_REQUESTS / (1.0 - quantile), 6))
     for arm in run.treatments if run.limits.sequential or not seen.search else ():
         requests = min((item.requests for item in _of(seen, arm)), default=0)
-        fault = f"p{100.0 * quantile:.10g} needs {counted(needed, 'compared request')}; {arm} has {requests}"
+        fault = f"p{100.0 * quantile:.10g} needs {counted(needed, 'steady request')}; {arm} has {requests}"
         yield tail_size.found([fault] if requests < needed else [], arm=arm)
 
 
@@ -105,8 +105,8 @@ def autocorrelation(seen: Evidence) -> Iterator[Check]:
         correlation = most_correlation(_of(seen, arm))
         if correlation is not None:
             fault = (
-                f"The difference of {arm} from the control correlates by {correlation:.2f} between neighbouring groups "
-                f"of blocks, limit {MOST_CORRELATION:.2f}: a disturbance lasts longer than a group"
+                f"The difference of {arm} from the control hardly changes from one group of blocks to the next "
+                f"(correlation {correlation:.2f}, limit {MOST_CORRELATION:.2f}): a disturbance lasts longer than one"
             )
             yield autocorrelation.found([fault] if correlation > MOST_CORRELATION else [], arm=arm)
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tailgate.analysis.checks.check import MACHINES, Check
-from tailgate.analysis.records.schemas import RUN_HOST
 from tailgate.analysis.run.machine_records import FIGURES, LEAST_SAMPLED, MachineRecords
 from tailgate.analysis.wording import percent
 
@@ -35,16 +34,15 @@ def machine_verdict(machines: MachineRecords, checks: Sequence[Check]) -> Machin
 
 def _unknown(machines: MachineRecords) -> Iterator[str]:
     """Yield what the records leave open: machines are quiet only if all of this is known."""
-    hosts = [host for host in machines.hosts if host.host == RUN_HOST]
-    sampled = {host.trial for host in hosts if host.known}
+    sampled = {host.trial for host in machines.hosts if host.known}
     if short := [trial for trial in machines.placed if trial not in sampled]:
         yield f"what happened in at least {percent(1.0 - LEAST_SAMPLED)} of {_trials(short)}, which was not sampled"
-    if any(host.steal is None for host in machines.hosts) or any(host.foreign is None for host in hosts):
+    if any(host.steal is None or host.foreign is None for host in machines.hosts):
         yield "CPU steal, or other work on the host"
     known = {(device.trial, device.name) for device in machines.used if device.known}
     cards = {(trial, name) for trial, row in machines.placed.items() for name in row.values() if name != "cpu"}
     cards |= {(device.trial, device.name) for device in machines.used}
-    if lacking := {name for trial, name in cards - known if trial in {host.trial for host in hosts}}:
+    if lacking := {name for trial, name in cards - known if trial in {host.trial for host in machines.hosts}}:
         yield f"other processes, clocks and throttling of {', '.join(sorted(lacking))}"
     twice = {(item.trial, item.device, item.figure) for item in machines.speeds if len(item.logs) == 2}
     placed = {(trial, device) for trial, row in machines.placed.items() for device in row.values()}

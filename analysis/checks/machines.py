@@ -13,7 +13,6 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from tailgate.analysis.checks.check import ESTIMATES, MACHINES, Check, Evidence, Rule
-from tailgate.analysis.records.schemas import RUN_HOST
 from tailgate.analysis.run.machine_records import (
     CARD_FIGURES,
     POWER_CAP,
@@ -126,8 +125,9 @@ def _for_too_long(device: Device, seconds: float, text: str) -> Iterator[Disturb
     "other work",
     sees="The hypervisor took over `gates.max_steal_pct` of a host, other work over `gates.max_other_cpu_pct`, or "
     f"tasks waited for memory for over {percent(_MOST_SHARE)} of the time.",
-    remedy="Stop other work on the host and give the run its own processors and memory, use one that shares no "
-    "processor with other virtual machines, or raise gates.max_steal_pct or gates.max_other_cpu_pct.",
+    remedy="Stop other work on the host (`tailgate doctor` measures it) and give the run processors and memory of its "
+    "own, use a host that shares no processor with other virtual machines, or raise gates.max_steal_pct or "
+    "gates.max_other_cpu_pct.",
     slows=True,
 )
 def host(seen: Evidence) -> Iterator[Disturbance]:
@@ -135,20 +135,23 @@ def host(seen: Evidence) -> Iterator[Disturbance]:
     turns, all of it may have fallen on one of them."""
     limits = seen.run.limits
     for host in seen.machines.hosts:
-        name = "the host" if host.host == RUN_HOST else f"the host of {host.host}"
         for share, limit, text in (
-            (host.steal, limits.max_steal_pct / 100.0, "the hypervisor took {} of the processors' time from {}"),
-            (host.foreign, limits.max_other_cpu_pct / 100.0, "work that is not of the run took {} of {}'s processors"),
-            (host.pressure_memory, _MOST_SHARE, "tasks waited for memory {} of the time on {}"),
+            (host.steal, limits.max_steal_pct / 100.0, "the hypervisor took {} of the processors' time from the host"),
+            (
+                host.foreign,
+                limits.max_other_cpu_pct / 100.0,
+                "other processes took {} of the host's processors",
+            ),
+            (host.pressure_memory, _MOST_SHARE, "tasks waited for memory {} of the time on the host"),
         ):
             if share is not None and share > limit:
                 yield Disturbance(
-                    place=f"{host.host} {text}",
+                    place=text,
                     trial=host.trial,
                     arms=None,
                     excess=share / limit if limit else math.inf,
                     shift=-math.log1p(-share) if _is_shared(seen) and share < 1.0 else None,
-                    text=f"{text.format(percent(share), name)} in trial {host.trial}",
+                    text=f"{text.format(percent(share))} in trial {host.trial}",
                 )
 
 
@@ -267,9 +270,9 @@ def _capped_clocks(pairs: Pairs) -> Gaps:
     "machine speed",
     sees="By the reference, a device or host changed by more than `gates.max_machine_drift` around or between "
     "trials, or differs between the arms. From six trials on a ratio may still be decided.",
-    remedy="Let the machine settle, lock the clocks of its cards, if any, and run again with nothing else on the host, "
-    "on cards of one speed or swapped over an even number of trials (trials.swap_devices). A ratio to the control is "
-    "decided by more trials, too: six or more in all, on several days.",
+    remedy="Run again once `tailgate doctor` finds the machine steady, with nothing else on the host. Lock the clocks "
+    "of GPUs, and use GPUs of one speed or swap them over an even number of trials (trials.swap_devices). Six or more "
+    "trials on several days decide a ratio to the control, too.",
 )
 def speed(seen: Evidence) -> Iterator[Disturbance]:
     yield from _changes(seen)

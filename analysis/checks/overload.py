@@ -87,10 +87,10 @@ def load_of(start_s: Floats, end_s: Floats, answered: Bools, shed: Bools, *, sec
 
 
 def _short_load(start_s: Floats, end_s: Floats, answered: Bools, shed: Bools, *, seconds: float) -> Load | None:
-    """Return the load of an overloaded trial that is too short for windows; None for any other.
+    """Return the load of a trial that is too short for windows; None if it has too few requests to tell.
 
-    Many requests have no answer when the traffic ends, and either later requests take longer than earlier ones, or half
-    of all take longer than the traffic lasts.
+    It is overloaded if many requests have no answer when the traffic ends, and either later requests take longer than
+    earlier ones, or half of all take longer than the traffic lasts.
     """
     own = np.flatnonzero(answered | shed)
     if seconds <= 0 or len(own) < _SHORT_FEWEST or not answered.any():
@@ -100,10 +100,9 @@ def _short_load(start_s: Floats, end_s: Floats, answered: Bools, shed: Bools, *,
     undone = float((shed[own] | (end_s[own] > seconds)).mean())
     slower = np.median(age[-third:]) >= _SHORT_SLOWER * np.median(age[:third])
     stuck = np.median(age) >= seconds
-    if not ((undone >= _SHORT_UNDONE and slower) or (undone >= _SHORT_STUCK and stuck)):
-        return None
+    overloaded = bool((undone >= _SHORT_UNDONE and slower) or (undone >= _SHORT_STUCK and stuck))
     answered_rps = float(answered.sum()) / max(seconds, float(end_s[answered].max()))
-    return Load(offered_rps=len(own) / seconds, answered_rps=answered_rps, overloaded=True)
+    return Load(offered_rps=len(own) / seconds, answered_rps=answered_rps, overloaded=overloaded)
 
 
 def _window(at_s: Floats, width: float) -> Ints:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import groupby
+from itertools import chain, groupby
 
 from tailgate.analysis.checks.arms import answers, comparable, equal_work, token_stream
 from tailgate.analysis.checks.check import Check, Evidence, Rule
@@ -25,7 +26,7 @@ from tailgate.analysis.run.run import Run
 # Rules of one check follow each other. Of two with one rank, the first gives the reason of an open verdict.
 RULES: tuple[Rule, ...] = (
     overload,
-    *(damaged, missing),
+    *(missing, damaged),
     alive,
     schedules,
     sample_ratio,
@@ -60,11 +61,12 @@ def checks_of_run(
     the end of a run can tell."""
     machines = MachineRecords.of(run)
     seen = Evidence(run=run, compared=compared, stalls=stalls, machines=machines, search=is_search(run))
+    applied = [rule for rule in RULES if (at_end or not rule.at_end) and (rule.in_search or not seen.search)]
+    with ThreadPoolExecutor(2) as processors:
+        each = processors.map(lambda rule: list(rule.find(seen)), applied)
     checks: list[Check] = []
-    for _, group in groupby(RULES, lambda rule: rule.name):
-        rules = list(group)
-        applied = [rule for rule in rules if (at_end or not rule.at_end) and (rule.in_search or not seen.search)]
-        found = [check for rule in applied for check in rule.find(seen)]
+    for _, group in groupby(chain.from_iterable(each), lambda check: check.check):
+        found = list(group)
         # Where none failed, one that holds.
         checks += [check for check in found if not check.ok] or [replace(check, arm=None) for check in found[:1]]
     return checks, machines

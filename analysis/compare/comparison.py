@@ -21,7 +21,7 @@ from tailgate.analysis.checks.machines import speed
 from tailgate.analysis.imports.vllm import DESIGN, write_run
 from tailgate.analysis.judging.gates import FAIL, PASS
 from tailgate.analysis.judging.judgement import judge
-from tailgate.analysis.records.joining import RecordedRun, flat, joins_runs, settings_of, shown
+from tailgate.analysis.records.joining import RecordedRun, flat, is_among, joins_runs, settings_of, shown
 from tailgate.analysis.records.plain_values import mapping, rows_of, table
 from tailgate.analysis.records.request_columns import RequestColumns, is_named
 from tailgate.analysis.records.run_records import RunRecords, read_together, table_files
@@ -87,11 +87,11 @@ def read_pair(baseline: Path, candidate: Path, *, arm: str = "", gates: Mapping[
     arms = chosen_arms(arm, one, two)
     settings = [_conditions(run, name) for run, name in zip(runs, arms, strict=True)]
     texts = {
-        key: " → ".join((f"{key} {_text(settings[0].get(key))}", _text(settings[1].get(key))))
+        key: " → ".join((f"{key} {shown(settings[0].get(key))}", shown(settings[1].get(key))))
         for key in dict.fromkeys((*settings[0], *settings[1]))
         if settings[0].get(key) != settings[1].get(key)
     }
-    if wrong := [text for key, text in texts.items() if _is_among(key, _ALIKE)]:
+    if wrong := [text for key, text in texts.items() if is_among(key, _ALIKE)]:
         rest = f" and {len(wrong) - _MOST_LISTED} more" if len(wrong) > _MOST_LISTED else ""
         raise RecordError(
             f"{baseline.name} and {candidate.name} cannot be compared, since they differ in "
@@ -146,7 +146,7 @@ def _conditions(documents: RecordedRun, arm: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for given, value in settings_of(documents).items():
         key = given.replace(f"arms.{arm}.", "arm.", 1) if given.startswith(f"arms.{arm}.") else given
-        if not _is_among(key, _IGNORED):
+        if not is_among(key, _IGNORED):
             found[key] = PurePath(str(value)).name if key in _FILES else value
     infos = [mapping(info) for info in documents.infos]
     rows = [row for info in infos for row in rows_of(info.get("arms")) if row.get("name") == arm]
@@ -154,14 +154,6 @@ def _conditions(documents: RecordedRun, arm: str) -> dict[str, Any]:
     found["replicas"] = len(replica_names(infos, arm)) or None
     environment = dict(flat(documents.environment))
     return found | {key: environment.get(key) for key in _OF_MACHINE}
-
-
-def _is_among(key: str, names: Sequence[str]) -> bool:
-    return any(key == name or key.startswith(f"{name}.") for name in names)
-
-
-def _text(value: Any) -> str:
-    return "none" if value is None or value == [] else shown(value)
 
 
 class _Side(NamedTuple):
@@ -178,7 +170,7 @@ def _of_two_arms(records: RunRecords, sides: Sequence[_Side], gates: Mapping[str
     )
     experiment = {
         **candidate,
-        "name": " → ".join(side.run.name for side in sides),
+        "name": " → ".join(f"{side.arm} of " * (side.arm != _RESULT_ARM) + side.run.name for side in sides),
         "compare_models": True,
         "arms": [
             {**row, "name": side.name, "control": side.name == BASELINE} for row, side in zip(rows, sides, strict=True)
@@ -303,9 +295,11 @@ def _speed(run: Run, *, same_machine: bool, trusted: bool) -> Check:
         reason = "The machines of both runs were equally fast"
         by_assumption = "" if differences else ", by assumption (no reference)"
         return speed.found([], reason=f"{reason}{by_assumption}.", **row)
+    on_cpu = all(devices_of(trial).get(CANDIDATE, "cpu") == "cpu" for trial in run.trials_of(CANDIDATE))
+    device = "processor" if on_cpu else "card"
     words = (
         f"{WORK[figure]} was {100.0 * abs(math.expm1(-value)):.1f} % {'lower' if value > 0 else 'higher'} on the "
-        f"candidate's {'host' if figure in HOST_FIGURES else 'card'}"
+        f"candidate's {'host' if figure in HOST_FIGURES else device}"
         for figure, value in moved.items()
     )
     spread = max(map(abs, moved.values()))

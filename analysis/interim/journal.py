@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -48,27 +47,18 @@ def row_of(interim: Interim, run: Run, *, count: int, at_ns: int) -> dict[str, A
     }
 
 
+_OF_PATH = ("harm", "safety", "decided_s", "outlook_s", "needed", "needed_safety")
+
+
 def _gate(gate: Gate) -> dict[str, Any]:
     """Convert a gate, with value, limit and interval in one unit: for an objective, shares of requests."""
-    path = gate.path
-    is_share = path is not None and gate.kind in ("slo", "error")
-    last: dict[str, float | None] = {"value": None, "low": gate.low, "high": gate.high, "harm": None, "safety": None}
-    if path is not None and len(path.at_s):
-        last = {name: _finite(getattr(path, name)[-1]) for name in last}
-    return {
-        **{name: getattr(gate, name) for name in ("arm", "gate", "kind", "verdict", "reason")},
-        "label": gate_label(gate.gate),
-        "unit": "pct" if is_share else gate.unit,
-        "limit": gate.limit if path is None else path.limit,
-        **last,
-        "value": last["value"] if is_share else gate.value,
-        **{name: getattr(path, name, None) for name in ("decided_s", "outlook_s")},
-        **{name: None if path is None else _finite(getattr(path, name)) for name in ("needed", "needed_safety")},
-    }
-
-
-def _finite(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
+    path, (low, high) = gate.path, gate.interval
+    row = {name: getattr(gate, name) for name in ("arm", "gate", "kind", "verdict", "reason", "unit", "value", "limit")}
+    row |= {"label": gate_label(gate.gate), "low": low, "high": high}
+    row |= {name: getattr(path, name, None) for name in _OF_PATH}
+    if path is not None and gate.kind in ("slo", "error"):
+        row |= {"unit": "pct", "value": path.value, "limit": path.limit}
+    return row
 
 
 def read_interim(directory: Path) -> list[dict[str, Any]]:

@@ -11,7 +11,13 @@ from tailgate.analysis.checks.machine_verdict import MachineVerdict, machine_ver
 from tailgate.analysis.checks.table import checks_of_run
 from tailgate.analysis.judging.comparisons import Comparisons, comparisons
 from tailgate.analysis.judging.gates import Gate
-from tailgate.analysis.judging.gates.compiles import CompileFacts, compile_facts, compile_gates, eager_gates
+from tailgate.analysis.judging.gates.compiles import (
+    CompileFacts,
+    compile_facts,
+    compile_gates,
+    delayed_text,
+    eager_gates,
+)
 from tailgate.analysis.judging.gates.latency import latency_gate, with_needed
 from tailgate.analysis.judging.gates.memory import Peaks, memory_gates, memory_of
 from tailgate.analysis.judging.gates.objectives import death_gates, error_gates, objective_gate, refused_gates
@@ -75,6 +81,7 @@ def judge(run: Run, given: Sequence[Check] = (), *, at_end: bool = True) -> Judg
     gates = [
         with_needed(run, before, after, checks) for before, after in zip(raw, apply_checks(raw, checks), strict=True)
     ]
+    external = {arm: delayed_text(run, arm) for arm in run.arms if run.account(arm).external}
     verdicts = {arm: combined([gate.verdict for gate in gates if gate.arm == arm]) for arm in run.treatments}
     return Judgement(
         compared=compared,
@@ -87,5 +94,5 @@ def judge(run: Run, given: Sequence[Check] = (), *, at_end: bool = True) -> Judg
         verdicts=verdicts,
         overall=combined(list(verdicts.values())),
         headline=headline(verdicts, gates, checks, run.control),
-        advice=advise(gates, checks, external=[arm for arm in run.arms if run.account(arm).external]),
+        advice=advise(gates, checks, external=external),
     )

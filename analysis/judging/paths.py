@@ -47,41 +47,18 @@ Decided = tuple[Outcome, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Path:
-    """One gate after each group of blocks, of shape (groups,): the seconds that had been judged, the value, its limits,
-    and the evidence of harm and of safety as decimal logarithms of e-values. Shares are percent."""
+    """One gate after all groups of blocks so far: its value (shares in percent), and the evidence of harm and of safety
+    as decimal logarithms of e-values. None where there is no group, or no number."""
 
-    at_s: Floats
-    value: Floats
-    low: Floats
-    high: Floats
-    harm: Floats
-    safety: Floats
+    value: float | None
     limit: float  # of the value
+    harm: float | None
+    safety: float | None
     needed: float  # of evidence of harm, as a decimal logarithm
     needed_safety: float
     outcome: Outcome | None
-    decided_s: float | None
-    wait_s: float = 0.0  # until a PASS has the blocks that it needs
-
-    @property
-    def outlook_s(self) -> float | None:
-        """Return how many seconds more would decide it at its recent pace: 0 if it is decided, None if none would."""
-        if self.outcome is not None:
-            return 0.0
-        left = []
-        for evidence, needed, wait_s in (
-            (self.harm, self.needed, 0.0),
-            (self.safety, self.needed_safety, self.wait_s),
-        ):
-            known = np.flatnonzero(np.isfinite(evidence))
-            if len(known) < 2:
-                continue
-            recent, last = known[min(len(known) // 2, len(known) - 2)], known[-1]
-            pace = (evidence[last] - evidence[recent]) / (self.at_s[last] - self.at_s[recent])
-            if pace > 0:
-                left.append(max(0.0, wait_s, float((needed - evidence[last]) / pace)))
-        # Evidence that is there already lacks something else.
-        return min((seconds for seconds in left if seconds > 0), default=self.wait_s or None)
+    decided_s: float | None  # after how many seconds of judged traffic
+    outlook_s: float | None  # that would decide it at its recent pace: 0 if it is decided, None if none would
 
 
 def with_evidence(
@@ -106,14 +83,13 @@ def with_evidence(
         early_s = judged_s(run, early.last_block // SEGMENTS)
         decision = early.decision(alpha=item.alpha, gates=gates, to_the_end=True)
         decided = first_decided(decided, _decided(decision, early_s))
-        counted = early.may_pass
-        narrower = tuple(side[counted] for side in segments.limits(alpha=item.alpha))
-        limits = _narrowed(limits, at_s, narrower, early_s[counted])
+        if early.may_pass[-1:].all():
+            low, high = segments.limits(alpha=item.alpha)
+            limits = max(limits[0], low), min(limits[1], high)
     if exchange == "arms" and decided is not None and decided[0] == "PASS" and not _passes_by_all(item):
-        decided, limits = None, (limits[0], np.maximum(limits[1], item.high or math.inf))
+        decided, limits = None, (limits[0], max(limits[1], item.high or math.inf))
     path = _path(
         evidence,
-        limits,
         decided,
         at_s=at_s,
         alpha=item.alpha,
@@ -121,11 +97,12 @@ def with_evidence(
         wait_s=max(0.0, run.limits.cold_s + FEWEST_GROUPS * GROUP_BLOCKS * run.block_s - run.seconds),
     )
     known = len(groups) > 0
-    whole = float(evidence.value[-1]) if known else item.whole
+    whole = item.whole if path.value is None else path.value
+    low, high = _limits(limits, path)
     seen = replace(
         item,
-        low=float(path.low[-1]) if known and path.low[-1] > 0 else None,
-        high=float(path.high[-1]) if known and math.isfinite(path.high[-1]) else None,
+        low=low if known and low > 0 else None,
+        high=high if known and math.isfinite(high) else None,
         whole=whole,
         p_noninferior=None,
         p_inferior=None,
@@ -147,18 +124,16 @@ def _passes_by_all(item: Comparison) -> bool:
     return item.p_noninferior is None or item.p_noninferior <= AGREEING * item.alpha
 
 
-def _narrowed(
-    limits: tuple[Floats, Floats], at_s: Floats, others: tuple[Floats, ...], others_s: Floats
-) -> tuple[Floats, Floats]:
-    """Return the limits at the times `at_s`, narrowed by the last of the `others` until then."""
-    latest = np.searchsorted(others_s, at_s, side="right")
-    low, high = (np.concatenate(([none], side))[latest] for side, none in zip(others, (0.0, math.inf), strict=True))
-    return np.maximum(limits[0], low), np.minimum(limits[1], high)
+def _limits(limits: tuple[float, float], path: Path) -> tuple[float, float]:
+    """Return the limits of the value; after a decision, the decided limit holds."""
+    low, high = limits
+    return max(low, path.limit) if path.outcome == "FAIL" else low, min(
+        high, path.limit
+    ) if path.outcome == "PASS" else high
 
 
 def _path(
     evidence: Evidence,
-    limits: tuple[Floats, Floats],
     decided: Decided | None,
     *,
     at_s: Floats,
@@ -167,27 +142,39 @@ def _path(
     wait_s: float,
     scale: float = 1.0,
 ) -> Path:
-    """Return the path of the evidence, in units of 1 / `scale`. After the decision, the decided limit holds."""
-    (low, high), (outcome, decided_s) = limits, decided or (None, None)
-    after = at_s >= (math.inf if decided_s is None else decided_s)
-    if outcome == "PASS":
-        high = np.where(after, np.minimum(high, evidence.limit), high)
-    elif outcome == "FAIL":
-        low = np.where(after, np.maximum(low, evidence.limit), low)
+    """Return the path of the evidence, with value and limit in units of 1 / `scale`. A PASS has to wait for `wait_s`
+    until it has the blocks that it needs."""
+    outcome, decided_s = decided or (None, None)
+    sides = ((evidence.harm, math.log(gates / alpha), 0.0), (evidence.safety, -math.log(alpha), wait_s))
+    left = [_left_s(at_s, *side) for side in sides]
+    # Evidence that is there already lacks something else.
+    outlook_s = min((seconds for seconds in left if seconds), default=wait_s or None)
     return Path(
-        at_s=at_s,
-        value=scale * evidence.value,
-        low=scale * low,
-        high=scale * high,
-        harm=evidence.harm / math.log(10.0),
-        safety=evidence.safety / math.log(10.0),
+        value=scale * float(evidence.value[-1]) if len(evidence.value) else None,
         limit=scale * evidence.limit,
+        harm=_last(evidence.harm),
+        safety=_last(evidence.safety),
         needed=math.log10(gates / alpha),
         needed_safety=-math.log10(alpha),
         outcome=outcome,
         decided_s=decided_s,
-        wait_s=wait_s,
+        outlook_s=outlook_s if outcome is None else 0.0,
     )
+
+
+def _left_s(at_s: Floats, evidence: Floats, needed: float, wait_s: float) -> float | None:
+    """Return in how many seconds the evidence suffices at its recent pace, `wait_s` at least; None if it does not."""
+    known = np.flatnonzero(np.isfinite(evidence))
+    if len(known) < 2:
+        return None
+    recent, last = known[min(len(known) // 2, len(known) - 2)], known[-1]
+    pace = (evidence[last] - evidence[recent]) / (at_s[last] - at_s[recent])
+    return max(0.0, wait_s, float((needed - evidence[last]) / pace)) if pace > 0 else None
+
+
+def _last(evidence: Floats) -> float | None:
+    """Return the decimal logarithm of the evidence of all groups; None without a finite one."""
+    return float(evidence[-1]) / math.log(10.0) if np.isfinite(evidence[-1:]).all() and len(evidence) else None
 
 
 def _decided(decision: tuple[Outcome, int] | None, at_s: Floats) -> Decided | None:
@@ -208,11 +195,11 @@ def exchange_of(run: Run, arm: str) -> Exchange:
 
 
 def _reason(item: Comparison, path: Path) -> str:
-    if item.ratio is None or not len(path.at_s):
+    if item.ratio is None or path.value is None:
         return seen_text(replace(item, ratio=None, obstacle=item.obstacle or "no group of blocks is whole"))
     bound, seen = 1.0 + item.margin, seen_text(item)
-    if path.outcome is None and len(path.at_s) < FEWEST_GROUPS:
-        return f"{seen} in {counted(len(path.at_s), 'group')} of blocks; a verdict needs {FEWEST_GROUPS} or more."
+    if path.outcome is None and item.groups < FEWEST_GROUPS:
+        return f"{seen} in {counted(item.groups, 'group')} of blocks; a verdict needs {FEWEST_GROUPS} or more."
     limits = limits_text(item.low, item.high, "no limits yet")
     seen = f"{seen} ({limits}, whenever the run is analysed)"
     if path.decided_s is None:
@@ -244,14 +231,12 @@ def share_path(run: Run, counted: Units, block: Ints, *, allowed: float) -> tupl
         bad, requests, allowed=allowed, tail=tail, far=far, least_blocks=least, min_blocks=min_blocks
     )
     decision = evidence.decision(alpha=alpha, gates=tests, to_the_end=True)
-    limits = share_limits(bad, requests, evidence, alpha=alpha, tests=tests)
     blocks = int((requests > 0).sum())
     needed = least if far[-1:].all() else max(least, BLOCKS_FOR_PASS)
     lacks = decision is None and blocks < needed
     at_s = judged_s(run, evidence.last_block)
     path = _path(
         evidence,
-        limits,
         _decided(decision, at_s),
         at_s=at_s,
         alpha=alpha,
@@ -259,14 +244,15 @@ def share_path(run: Run, counted: Units, block: Ints, *, allowed: float) -> tupl
         wait_s=(needed - blocks) * run.block_s if lacks else 0.0,
         scale=100.0,
     )
-    known = len(path.at_s) > 0
+    limits = share_limits(bad, requests, evidence, alpha=alpha, tests=tests)
+    low, high = _limits((100.0 * limits[0], 100.0 * limits[1]), path)
     result = ShareResult(
         missed=int(bad.sum()),
         requests=int(requests.sum()),
         allowed=allowed,
-        low=float(path.low[-1]) / 100.0 if known else 0.0,
-        high=float(path.high[-1]) / 100.0 if known else 1.0,
-        design_effect=float(evidence.deflation[-1]) if known else 1.0,
+        low=low / 100.0,
+        high=high / 100.0,
+        design_effect=float(evidence.deflation[-1]),
         verdict=path.outcome or "INCONCLUSIVE",
         blocks=blocks,
         needed_blocks=needed if lacks and evidence.safe(alpha=alpha)[-1:].all() else None,

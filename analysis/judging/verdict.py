@@ -6,11 +6,12 @@ worst failed check or the first open gate, and the advice has the length that wo
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from tailgate.analysis.checks.applied import blocking
-from tailgate.analysis.checks.check import OVERLOADED, Check
+from tailgate.analysis.checks.check import MACHINES, OVERLOADED, Check
 from tailgate.analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
 from tailgate.analysis.settings.metrics import gate_label
 from tailgate.analysis.wording import duration_text
@@ -62,10 +63,16 @@ def _open_reason(gates: Sequence[Gate], checks: Sequence[Check]) -> str:
     # An overload is reported before all arms.
     others = [check for check in found if check.rule.rank != OVERLOADED]
     if others:
-        return min(others, key=lambda check: (check.rule.rank, checks.index(check))).reason
+        return min(others, key=partial(_urgency, checks)).reason
     if found:
         return "The load was too high."
     return open_gates[0].reason if open_gates else "No gate was judged."
+
+
+def _urgency(checks: Sequence[Check], check: Check) -> tuple[int, bool, int]:
+    """Return the place of a failed check. Other work on the host comes before the load generator that it makes late."""
+    late = check.check == "load generator" and any(one.check == "other work" and not one.ok for one in checks)
+    return MACHINES if late else check.rule.rank, late, checks.index(check)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,22 +132,24 @@ _OF_EXTERNAL = {
     "noninferiority": _LOAD_HELD,
     "slo": _LOAD_HELD,
     "parity": "Compare its weights, precision and sampling with the control's.",
-    "recompile": "Have its server warm up the lengths of this traffic before it is measured.",
+    "recompile": "Before the next `tailgate run experiment.toml`, send its server {lengths}. Of vLLM, compile_sizes in "
+    "`--compilation-config` names sizes to compile at the start.",
 }
 
 
-def advise(gates: Sequence[Gate], checks: Sequence[Check], *, external: Collection[str] = ()) -> Advice:
+def advise(gates: Sequence[Gate], checks: Sequence[Check], *, external: Mapping[str, str] = {}) -> Advice:
     """Say what would decide the open gates of arms that have not failed, and how to fix the failed ones.
 
-    A failed check comes first, and no length with it: a longer run with the same fault stays open. `external` are
-    external arms.
+    A failed check comes first, and no length with it if a longer run with the same fault stays open. `external` has
+    the requests that compiles delayed, in words, of each external arm.
     """
     failed = sorted({gate.arm for gate in gates if gate.verdict == FAIL})
     undecided = [gate for gate in gates if gate.verdict == INCONCLUSIVE and gate.arm not in failed]
     faults = [check for gate in undecided for check in blocking(gate, checks)]
-    faults.sort(key=lambda check: (check.rule.rank, checks.index(check)))
+    faults.sort(key=partial(_urgency, checks))
     fixes = [check.remedy for check in faults if check.remedy]
-    broken = any(not check.rule.fixed_by_length for check in faults)
+    # Machines may be quiet next time; another fault stays.
+    broken = any(not check.rule.fixed_by_length and check.rule.rank != MACHINES for check in faults)
     found: dict[str, list[Gate]] = {}
     for gate in undecided:
         stuck = (_UNSEEN if gate.unseen else _STUCK).get(gate.kind)
@@ -171,7 +180,7 @@ def _filled(text: str, gates: Sequence[Gate]) -> str:
     )
 
 
-def _remedies(gates: Sequence[Gate], external: Collection[str]) -> tuple[Remedy, ...]:
+def _remedies(gates: Sequence[Gate], external: Mapping[str, str]) -> tuple[Remedy, ...]:
     """Return one remedy for all gates of an arm that failed for one cause, in the order of arms and `KIND_ORDER`."""
     arms = list(dict.fromkeys(gate.arm for gate in gates))
     found: dict[tuple[str, str], list[str]] = {}
@@ -179,5 +188,6 @@ def _remedies(gates: Sequence[Gate], external: Collection[str]) -> tuple[Remedy,
         if gate.verdict == FAIL:
             text = _REMEDIES.get(gate.gate, _REMEDIES[gate.kind])
             text = _OF_EXTERNAL.get(gate.kind, text) if gate.arm in external else text
-            found.setdefault((gate.arm, text.format(arm=gate.arm)), []).append(gate.gate)
+            text = text.format(arm=gate.arm, lengths=external.get(gate.arm))
+            found.setdefault((gate.arm, text), []).append(gate.gate)
     return tuple(Remedy(arm=arm, gates=tuple(names), text=text) for (arm, text), names in found.items())

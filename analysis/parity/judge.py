@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tailgate.analysis.arrays import Floats, Ints
-from tailgate.analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
+from tailgate.analysis.judging.gates import FAIL, INCONCLUSIVE
 from tailgate.analysis.parity.measures import (
     EPSILON,
     ERROR_LIMIT,
@@ -53,29 +53,24 @@ _LEAST_POSITIONS = 6  # of a prompt, for its median
 class Answers:
     """What one arm answered.
 
-    `tokens` [request][token] are those of its free run. `logits` [positions, vocabulary] are along the control's
-    tokens, request after request; `texts` are its logits along the given texts, if any.
+    `tokens` [request][token] are those of its free run. `logits` [positions, vocabulary] are along what all were fed,
+    request after request: the control's tokens first, and last, where its weights are quantised, the given texts.
     """
 
     name: str
     tokens: Sequence[Sequence[int]]
     logits: Matrix
-    texts: Matrix | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accuracy:
-    """The arms in `quantised` (name: kind) may lose `max_kl` nats a token.
-
-    They predict the texts of `source`, of `lengths` tokens, for which `reference` are float64's logits; without texts
-    the control's own answers.
-    """
+    """The arms in `quantised` (name: kind) may lose `max_kl` nats a token on texts of these `lengths`, which come from
+    `source`; without any, on what all were fed."""
 
     quantised: Mapping[str, str]
     max_kl: float
+    source: str
     lengths: Sequence[int] = ()
-    reference: Matrix | None = None
-    source: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,11 +95,12 @@ class Places:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Task:
-    """What all arms are held to. Without a `reference` there is no `base`, the control's distance from it."""
+    """What all arms are held to: the reference, also on `texts`, and `base`, the control's distance from it."""
 
     control: Answers
-    reference: Matrix | None
-    base: Measures | None
+    reference: Matrix
+    texts: Matrix
+    base: Measures
     place: Places
     dtype: str
     seed: int
@@ -113,28 +109,25 @@ class _Task:
 def judge(
     control: Answers,
     arms: Sequence[Answers],
-    reference: Matrix | None,
+    reference: Matrix,
     *,
+    place: Places,
     dtype: str,
-    prompts: Sequence[int],
     seed: int,
-    accuracy: Accuracy | None = None,
+    accuracy: Accuracy,
     refused: Mapping[str, str] | None = None,
 ) -> Parity:
-    """Judge the parity of `arms` with `control`.
+    """Judge the parity of `arms` with `control`, which was not fed the texts. `reference` has all rows.
 
-    `prompts` are the lengths of the prompts, for the reasons. Arms in `refused`, which are not among `arms`, refused a
-    request for the reason given. Without a reference, float32 is judged by its tokens alone, lower precision stays
-    INCONCLUSIVE, and quantised arms are judged against the control.
+    Arms in `refused`, which are not among `arms`, refused a request for the reason given.
     """
-    place = Places(lengths=[len(tokens) for tokens in control.tokens], prompts=prompts)
-    base = measure(control.logits, reference) if reference is not None else None
-    task = _Task(control=control, reference=reference, base=base, place=place, dtype=dtype, seed=seed)
+    truth, texts = reference[: len(control.logits)], reference[len(control.logits) :]
+    base = measure(control.logits, truth)
+    task = _Task(control=control, reference=truth, texts=texts, base=base, place=place, dtype=dtype, seed=seed)
     first: dict[str, Answers] = {}  # arm of each kind of quantised weights
     found: dict[str, list[Finding]] = {}
     for arm in arms:
-        kind = accuracy.quantised.get(arm.name) if accuracy is not None else None
-        if accuracy is not None and kind is not None:
+        if (kind := accuracy.quantised.get(arm.name)) is not None:
             found[arm.name] = _judge_quantised(task, arm, first.setdefault(kind, arm), accuracy)
         else:
             found[arm.name] = _judge_arm(task, arm)
@@ -143,8 +136,6 @@ def judge(
 
 def _judge_control(task: _Task) -> list[Finding]:
     name, base = task.control.name, task.base
-    if base is None or task.reference is None:
-        return [Finding("reference", PASS, f"There is no float64 reference to hold {name} to.")]
     # Half of the dtype's digits may be lost on the way through the layers, and one bit more.
     limit = 2.0 * math.sqrt(EPSILON[task.dtype])
     what = f"The p99 of the error of {name} against float64 in {task.dtype}"
@@ -156,38 +147,25 @@ def _judge_control(task: _Task) -> list[Finding]:
 
 
 def _judge_arm(task: _Task, arm: Answers) -> list[Finding]:
-    base, reference = task.base, task.reference
-    left = departures(task, arm)
-    own = measure(arm.logits, task.control.logits if reference is None else reference)
-    findings = [_finite(arm.name, own, task.place)]
+    base, left, own = task.base, departures(task, arm), measure(arm.logits, task.reference)
+    findings = [*_errors(task, arm.name, own, base, "the control"), _finite(arm.name, own, task.place)]
     if task.dtype == "float32":  # in which greedy answers must be equal
         findings.append(_same_tokens(task, arm, left))
-    elif reference is None:
-        reason = f"There is no float64 reference, so nothing says what {task.dtype} costs: set parity.reference = true."
-        findings.append(Finding("reference", INCONCLUSIVE, reason))
-    if base is None or reference is None:
-        return findings
     # Up to where an answer leaves the control's both share every token, so the reference answers the same question.
     taken = [*enumerate(own.top), *zip(left, _answered(arm)[left], strict=True)]
-    flips = _flips("flips", arm.name, reference, noise_bound(base, task.dtype), taken, task.place)
-    return [*_errors(task, arm.name, own, base, "the control"), *findings, flips]
+    bound = noise_bound(base, task.dtype)
+    return [*findings, _flips("flips", arm.name, task.reference, bound, taken, task.place)]
 
 
 def _judge_quantised(task: _Task, arm: Answers, alike: Answers, accuracy: Accuracy) -> list[Finding]:
     """Judge an arm with quantised weights. What it errs beyond `alike`, the first arm of the kind, its policy adds."""
-    control, place = task.control, task.place
-    of, truth = ("float64", task.reference) if task.reference is not None else (control.name, control.logits)
-    own, left = measure(arm.logits, truth), departures(task, arm)
-    lengths, source, divergence = accuracy.lengths, accuracy.source, own.divergence
-    if lengths:
-        given = accuracy.reference if task.reference is not None else control.texts
-        if arm.texts is None or given is None:
-            raise ValueError(f"{arm.name} is judged by texts that it or its reference was not given")
-        divergence = measure(arm.texts, given).divergence
-    else:
-        lengths, source = place.lengths, f"{control.name}'s answers to random prompts"
+    place, size = task.place, len(task.reference)
+    own, left = measure(arm.logits[:size], task.reference), departures(task, arm)
+    divergence, lengths = own.divergence, accuracy.lengths or place.lengths
+    if accuracy.lengths:
+        divergence = measure(arm.logits[size:], task.texts).divergence
     rng = np.random.default_rng(task.seed)
-    findings = [judge_kl(arm.name, divergence, lengths, accuracy.max_kl, of=of, source=source, rng=rng)]
+    findings = [judge_kl(arm.name, divergence, lengths, accuracy.max_kl, source=accuracy.source, rng=rng)]
     findings.append(_finite(arm.name, own, place))
     if own.finite.all():
         # Up to the first token that leaves the control's, the engine must answer what the arm's own logits prefer. The
@@ -198,16 +176,16 @@ def _judge_quantised(task: _Task, arm: Answers, alike: Answers, accuracy: Accura
         taken = [(position, token) for position, token in enumerate(_answered(arm)) if shared[position]]
         findings.append(_flips("answers", arm.name, arm.logits, noise_bound(own, task.dtype), taken, place))
         findings += judge_evenness(arm.name, own, task.base, place, task.dtype)
-    if alike is not arm and task.reference is not None:
-        findings += _errors(task, arm.name, own, measure(alike.logits, truth), alike.name)
+    if alike is not arm:
+        findings += _errors(task, arm.name, own, measure(alike.logits[:size], task.reference), alike.name)
     return findings
 
 
 def departures(task: _Task, arm: Answers) -> Ints:
     """Return the positions at which an answer first leaves the control's. ValueError where lengths differ."""
-    for request, (tokens, length) in enumerate(zip(arm.tokens, task.place.lengths, strict=True)):
-        if len(tokens) != length:
-            raise ValueError(f"{arm.name} answered request {request} with {len(tokens)} tokens, not {length}")
+    for request, (tokens, due) in enumerate(zip(arm.tokens, task.control.tokens, strict=True)):
+        if len(tokens) != len(due):
+            raise ValueError(f"{arm.name} answered request {request} with {len(tokens)} tokens, not {len(due)}")
     others = np.flatnonzero(_answered(arm) != _answered(task.control))
     return others[np.unique(task.place.request[others], return_index=True)[1]]
 
@@ -245,7 +223,7 @@ def _flips(
     worst, where = 0.0, ""
     for position, token in dict.fromkeys((int(position), int(token)) for position, token in taken):
         row = np.asarray(logits[position], dtype=np.float64)
-        share = float(row[~np.isneginf(row)].max() - row[token]) / float(bound[position])
+        share = float(row.max() - row[token]) / float(bound[position])
         share = math.inf if math.isnan(share) else share  # no number explains no token
         if share > worst:
             worst, where = share, f"at {place.text(position)}, where it takes {token}"
@@ -272,41 +250,34 @@ def _errors(task: _Task, name: str, own: Measures, base: Measures, of: str) -> I
 
 
 def judge_kl(
-    name: str,
-    divergence: Floats,
-    lengths: Sequence[int],
-    limit: float,
-    *,
-    of: str,
-    source: str,
-    rng: np.random.Generator,
+    name: str, divergence: Floats, lengths: Sequence[int], limit: float, *, source: str, rng: np.random.Generator
 ) -> Finding:
-    """Judge the mean KL `divergence` of the arm `name` from `of`, in nats at each token of texts of these lengths."""
+    """Judge the mean KL `divergence` of the arm from float64, in nats at each token of texts of these lengths."""
     starts = np.concatenate(([0], np.cumsum(lengths)[:-1]))
     counts = np.asarray(lengths, dtype=np.float64)
     value, low, high = mean_interval(np.add.reduceat(divergence, starts), counts, rng)
-    what = f"The mean KL divergence of {name} from {of} on {counted(len(counts), 'text')} ({source}), in nats a token,"
+    what = (
+        f"The mean KL divergence of {name} from float64 on {counted(len(counts), 'text')} ({source}), in nats a token,"
+    )
     remedy = f"more texts that differ decide, {LEAST_TEXTS} at least (parity.texts, or parity.prompts without it)"
     return estimated(limit, value, (low, high), "kl", what, remedy=remedy)
 
 
-def judge_evenness(name: str, own: Measures, control: Measures | None, place: Places, dtype: str) -> Iterator[Finding]:
+def judge_evenness(name: str, own: Measures, control: Measures, place: Places, dtype: str) -> Iterator[Finding]:
     """Check that no prompt, and no position, errs much more than is typical of the arm `name`.
 
     Typical is the median of the arm's own errors, or one rounding of the dtype where that is less. Where the control
-    errs more than is typical of it, the arm may in proportion; `control` is None without a float64 reference. Prompts
-    of few positions are judged by these alone. Errors must be finite.
+    errs more than is typical of it, the arm may in proportion. Prompts of few positions are judged by these alone.
+    Errors must be finite.
     """
-    size = len(own.error)
-    calm = control.error if control is not None and np.isfinite(control.error).all() else np.ones(size)
     prompts = [np.flatnonzero(place.request == number) for number in range(len(place.lengths))]
     prompts = [positions for positions in prompts if len(positions) >= _LEAST_POSITIONS]
-    positions = [np.array([position]) for position in range(size)]
+    positions = [np.array([position]) for position in range(len(own.error))]
     for kind, groups, limit in (("prompt", prompts, PROMPT_LIMIT), ("position", positions, POSITION_LIMIT)):
         if not groups:
             continue
-        errors, base = (np.array([median(every[group]) for group in groups]) for every in (own.error, calm))
-        excess = np.maximum(1.0, base / median(base)) if median(base) > 0 else np.ones(len(groups))
+        errors, base = (np.array([median(every[group]) for group in groups]) for every in (own.error, control.error))
+        excess = np.maximum(1.0, base / max(median(base), np.finfo(np.float64).tiny))
         multiples = errors / max(median(errors), EPSILON[dtype]) / excess
         worst = int(np.argmax(multiples))
         yield held_to(

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.stats import bootstrap
 
 from tailgate.analysis.arrays import Bools, Floats, Ints
 
@@ -26,10 +27,9 @@ ERROR_LIMIT = 1.5  # of the control's
 NOISE_SDS = 4.0
 # Fewer set no interval: at the limit an arm passes 4 to 8 of 100 times with 8, and 17 with 2, where 2.5 is meant.
 LEAST_REQUESTS = 8
-# Fewer set no interval of a mean: with a lognormal spread of 1, 32 leave out the truth on one side 5 times in 100.
+# Fewer set no interval of a mean: with a lognormal spread of 1, 32 leave out the truth above 5 times in 100.
 LEAST_TEXTS = 32
 _DRAWS, _TEXT_DRAWS = 999, 1999
-_ROUNDING = 1e-6  # of a figure: by which sums over copies of one text differ
 _TAIL = 0.025  # on either side of an interval
 
 
@@ -48,8 +48,7 @@ class Measures:
 def measure(logits: Matrix, reference: Matrix) -> Measures:
     """Return how `logits` differ from `reference`, both [positions, vocabulary], read a row at a time.
 
-    Tokens that the reference rules out (−inf) are left out. Logits that are not finite where the reference is count as
-    infinitely wrong.
+    Logits that are not finite count as infinitely wrong.
     """
     rows = [
         _measure_row(np.asarray(own, dtype=np.float64), np.asarray(true, dtype=np.float64))
@@ -62,9 +61,6 @@ def measure(logits: Matrix, reference: Matrix) -> Measures:
 def _measure_row(logits: Floats, reference: Floats) -> tuple[float, float, float, int, float, bool]:
     top = int(np.argmax(np.where(np.isnan(logits), -np.inf, logits)))
     best = float(reference.max())
-    known = np.isfinite(reference)
-    if not known.all():
-        logits, reference = logits[known], reference[known]
     if not np.isfinite(logits).all():
         return math.inf, math.inf, math.inf, top, abs(best), False
     delta = logits - reference
@@ -120,32 +116,21 @@ def ratio_interval(
 def mean_interval(sums: Floats, counts: Floats, rng: np.random.Generator) -> tuple[float, float | None, float | None]:
     """Return the mean per token and its 95 % interval. `sums` [texts] add up a text's tokens, of which it has `counts`.
 
-    The unit is the text, since its tokens share a context. The interval is the bootstrap-t of the ratio estimator on
-    the log scale (Efron & Tibshirani 1993, chapter 12). Fewer than LEAST_TEXTS, and texts that all lose the same but
-    for rounding, set none. Where nothing is lost at all it has no width. An infinite sum makes everything infinite.
+    The unit is the text, since its tokens share a context. The interval is BCa's (Efron 1987) at a nominal 98.5 %,
+    which leaves out the truth above as often as 95 % may where texts differ as lognormally as LEAST_TEXTS allows for.
+    Fewer set none. An infinite sum makes everything infinite; nothing lost at all has no width.
     """
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        mean, error = _relative_error(sums, counts)
-        value = float(mean)
-        if len(sums) < LEAST_TEXTS:
-            return value, None, None
-        if not error > _ROUNDING:
-            end = value if not np.any(sums) or not np.isfinite(value) else None
-            return value, end, end
-        picks = rng.integers(0, len(sums), size=(_TEXT_DRAWS, len(sums)))
-        means, errors = _relative_error(sums[picks], counts[picks])
-        scaled = (np.log(means) - np.log(mean)) / errors
-        least, most = np.quantile(scaled[np.isfinite(scaled)], [_TAIL, 1.0 - _TAIL])
-        return value, float(mean * np.exp(-most * error)), float(mean * np.exp(-least * error))
+    value = float(sums.sum() / counts.sum())
+    if len(sums) < LEAST_TEXTS:
+        return value, None, None
+    if not 0.0 < value < math.inf:
+        return value, value, value
 
+    def mean(sums: Floats, counts: Floats, axis: int = -1) -> Floats:
+        return np.asarray(sums.sum(axis) / counts.sum(axis))
 
-def _relative_error(sums: Floats, counts: Floats) -> tuple[Floats, Floats]:
-    """Return the mean per token and its standard error over itself, for each row of texts, by linearising the ratio."""
-    texts, tokens = sums.shape[-1], counts.sum(axis=-1)
-    mean = sums.sum(axis=-1) / tokens
-    rest = sums - mean[..., None] * counts
-    error = np.sqrt(texts / np.float64(texts - 1) * (rest**2).sum(axis=-1)) / tokens
-    return mean, error / mean
+    drawn = bootstrap((sums, counts), mean, paired=True, n_resamples=_TEXT_DRAWS, confidence_level=0.985, rng=rng)
+    return value, float(drawn.confidence_interval.low), float(drawn.confidence_interval.high)
 
 
 # Quantiles are by rank: an infinite value must not become not-a-number by interpolation.

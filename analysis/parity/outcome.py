@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import replace
+
+from pydantic import BaseModel, computed_field
+from pydantic.dataclasses import dataclass
 
 from tailgate.analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
 from tailgate.analysis.judging.verdict import combined
@@ -44,45 +45,37 @@ def estimated(
     return Finding(name=name, verdict=verdict, reason=reason, value=value, low=low, high=high, limit=limit)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArmParity:
+class ArmParity(BaseModel, frozen=True):
     """One arm and everything that it was held to."""
 
     name: str
     findings: tuple[Finding, ...]
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def verdict(self) -> str:
         """FAIL if any finding is, else INCONCLUSIVE if any is."""
         return combined([item.verdict for item in self.findings])
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def reasons(self) -> list[str]:
         """The reasons of what did not pass, failures first."""
         return [item.reason for verdict in (FAIL, INCONCLUSIVE) for item in self.findings if item.verdict == verdict]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON. A number that is not finite becomes null."""
-        rows = [{key: _known(value) for key, value in asdict(item).items()} for item in self.findings]
-        return {"name": self.name, "verdict": self.verdict, "reasons": self.reasons, "findings": rows}
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parity:
-    """The outcome of the control against the reference, and of every other arm."""
+class Parity(BaseModel, frozen=True):
+    """The outcome of the control against the reference, and of every other arm. JSON of it has null for a number that
+    is not finite."""
 
     control: ArmParity
     arms: tuple[ArmParity, ...]
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def verdict(self) -> str:
         """Of all arms together."""
         return combined([arm.verdict for arm in self.arms])
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        arms = [arm.to_dict() for arm in self.arms]
-        return {"verdict": self.verdict, "control": self.control.to_dict(), "arms": arms}
 
 
 def concluded(
@@ -104,7 +97,3 @@ def concluded(
     for name, reason in (refused or {}).items():
         judged[name] = [Finding("refused", FAIL, f"{name} refuses what it is asked: {reason}.")]
     return Parity(control=base, arms=tuple(ArmParity(name=name, findings=tuple(own)) for name, own in judged.items()))
-
-
-def _known(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,4 +1,4 @@
-"""Whether encoders compute the same: the cosine of each text's vector with float64's, or else with the control's."""
+"""Whether encoders compute the same: the cosine of each text's vector with float64's."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from tailgate.analysis.arrays import Floats
 from tailgate.analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
@@ -33,7 +34,7 @@ class TextRows:
         return f"text {text} ({counted(self.lengths[text], 'token')}, {company})"
 
 
-def cosines(vectors: Matrix, others: Matrix) -> Floats:
+def cosines(vectors: npt.ArrayLike, others: npt.ArrayLike) -> Floats:
     """Return the cosine of each row [rows, width] with the other's.
 
     It is -1 where one of them has no direction: it is zero, or holds infinity or no number. ValueError where shapes
@@ -50,7 +51,7 @@ def cosines(vectors: Matrix, others: Matrix) -> Floats:
 def judge_vectors(
     control: str,
     vectors: Mapping[str, Matrix],
-    reference: Matrix | None,
+    reference: Matrix,
     *,
     rows: TextRows,
     dtype: str,
@@ -59,24 +60,20 @@ def judge_vectors(
 ) -> Parity:
     """Judge the `vectors` [rows, width] of each arm, a row for each time that a text was in a batch.
 
-    `reference` [texts, width] are the vectors of float64; without them the control's are the yardstick. A cosine below
-    `least`, by default what the dtype allows, fails. Where the control is not float64's, or gives different texts one
-    direction, every arm is INCONCLUSIVE. So it is without any text. Arms in `refused` refused a text.
+    `reference` [texts, width] are the vectors of float64. A cosine below `least`, by default what the dtype allows,
+    fails. Where the control is not float64's, or gives different texts one direction, every arm is INCONCLUSIVE. Arms
+    in `refused` refused a text.
     """
     limit = LEAST_COSINE[dtype] if least is None else least
-    base, of = np.asarray(vectors[control], dtype=np.float64), control
-    yardstick = base
-    if reference is not None:
-        yardstick, of = np.asarray(reference, dtype=np.float64)[list(rows.texts)], "float64"
+    base = np.asarray(vectors[control], dtype=np.float64)
+    truth = np.asarray(reference, dtype=np.float64)[list(rows.texts)]
 
     def near(arm: str, beyond: str) -> Finding:
-        if not rows.texts:
-            return Finding("texts", INCONCLUSIVE, "No text was embedded: raise parity.prompts.")
-        values = cosines(vectors[arm], yardstick)
+        values = cosines(vectors[arm], truth)
         worst = int(np.argmin(values))
         value, below = float(values[worst]), int((values < limit).sum())
         reason = (
-            f"The least cosine of {arm} with {of} is {value:.6f}, limit {limit:g} ({below} of "
+            f"The least cosine of {arm} with float64 is {value:.6f}, limit {limit:g} ({below} of "
             f"{counted(len(values), 'vector')} below it): at {rows.text(worst)}."
         )
         return Finding("cosine", beyond if below else PASS, reason, value=value, limit=limit)

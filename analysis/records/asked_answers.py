@@ -1,25 +1,23 @@
-"""`answers-ARM.json` of a trial: what an external arm answered to the prompts that all were asked, each time twice."""
+"""`answers-ARM.json` of a trial: what an external arm answered, twice, to the prompts that all were asked."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Final
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic.dataclasses import dataclass
 
-BEFORE: Final = "before"
-AFTER: Final = "after"
 PATTERN: Final = "answers-*.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GreedyAnswer:
-    """One answer to the prompt that `digest` names, which came in so many `pieces`."""
+    """One answer of a replica to the prompt that `digest` names, which came in so many `pieces`."""
 
-    digest: str = ""
-    asked: int = 0  # tokens that it was to have
+    digest: str
+    asked: int  # tokens that it was to have
+    replica: str = ""
     text: str = ""
     pieces: int = 0
     error: str = ""  # why there is no answer
@@ -28,30 +26,14 @@ class GreedyAnswer:
 Twice = tuple[tuple[GreedyAnswer, ...], tuple[GreedyAnswer, ...]]
 
 
-class _Prompt(BaseModel):
-    digest: str = ""
-    max_tokens: int = 0
-
-
 class _Document(BaseModel):
-    prompts: list[_Prompt] = Field(min_length=1)
-    answers: dict[str, list[list[GreedyAnswer]]]
+    answers: Twice
 
 
-def answers_in(document: Mapping[str, Any], when: str) -> Twice | None:
-    """Return the answers of the document before or after the load, to the same prompts twice; None if it holds none."""
+def answers_in(document: Mapping[str, Any]) -> Twice | None:
+    """Return the answers of the document, to the same prompts twice; None if it does not hold them."""
     try:
-        content = _Document.model_validate(document)
+        first, second = _Document.model_validate(document).answers
     except ValidationError:
         return None
-    rounds = content.answers.get(when, [])
-    if len(rounds) != 2 or any(len(answers) != len(content.prompts) for answers in rounds):
-        return None
-    first, second = (
-        tuple(
-            replace(answer, digest=prompt.digest, asked=prompt.max_tokens)
-            for prompt, answer in zip(content.prompts, answers, strict=True)
-        )
-        for answers in rounds
-    )
-    return first, second
+    return (first, second) if len(first) == len(second) > 0 else None

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from pydantic import BaseModel, Field, ValidationError
 
 from tailgate.analysis.records.documents import read_document, write_document
-from tailgate.analysis.records.plain_values import first_of, mapping, number, rows_of, table
+from tailgate.analysis.records.plain_values import first_of, mapping, number, rows_of, table, text_of
 from tailgate.analysis.records.schemas import RUN_HOST
 from tailgate.analysis.records.tables import RecordError
 
@@ -145,9 +145,7 @@ class RecordedRun:
     @property
     def machine(self) -> str:
         """The identity of the machine that it ran on; empty if it is not recorded."""
-        machines = (mapping(mapping(mapping(info).get("monitor")).get("machines")) for info in self.infos)
-        found = self.environment.get("machine") or first_of((mapping(own.get(RUN_HOST)) for own in machines), "machine")
-        return found if isinstance(found, str) else ""
+        return next(filter(None, (text_of(self.environment, "machine"), *map(machine_of, self.infos))), "")
 
     def with_own_names(self, rows: pa.Table, trial: int) -> pa.Table:
         """Return the rows of a table of `trial`, with its number where they state none. Among several runs, trials have
@@ -163,6 +161,11 @@ class RecordedRun:
         for own in np.unique(given).tolist():
             numbers[given == own] = self.trials.get(own, self.unknown)
         return _replaced(rows, "trial", pa.array(numbers))
+
+
+def machine_of(info: Mapping[str, Any] | None) -> str:
+    """Return the identity of the machine in trial.json, by its monitor; empty if it had none."""
+    return text_of(mapping(mapping(mapping(mapping(info).get("monitor")).get("machines")).get(RUN_HOST)), "machine")
 
 
 def _replaced(rows: pa.Table, name: str, column: Any) -> pa.Table:
@@ -217,9 +220,9 @@ def _differences(runs: Sequence[RecordedRun], accepted: Sequence[str]) -> tuple[
         # The trials of a search last as long as it decides. What all arms share is named once.
         free = (*_MAY_DIFFER, *(("traffic.duration_s",) if run.search is not None else ()))
         changed = [key for key in changed if not key.startswith("arms.") or key.split(".", 2)[-1] not in changed]
-        for key in (key for key in changed if not _is_among(key, free)):
+        for key in (key for key in changed if not is_among(key, free)):
             text = f"{run.name}: {key} {shown(own.get(key))} (in {first} {shown(base.get(key))})"
-            if _is_among(key, accepted) and key not in _MUST_AGREE:
+            if is_among(key, accepted) and key not in _MUST_AGREE:
                 allowed.append(text)
             else:
                 refused.setdefault(key, text)
@@ -283,7 +286,7 @@ def _comparable(key: str, value: Any) -> Any:
     return Path(value).name if value.startswith(("/", "./", "../", "~")) else value
 
 
-def _is_among(key: str, names: Sequence[str]) -> bool:
+def is_among(key: str, names: Sequence[str]) -> bool:
     """Return whether `names` holds the key or a table of it; a setting that arms share includes that of each arm."""
     keys = (key, key.split(".", 2)[-1]) if key.startswith("arms.") else (key,)
     return any(one == name or one.startswith(f"{name}.") for one in keys for name in names)

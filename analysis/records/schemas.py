@@ -75,7 +75,6 @@ _STEPS: Final[Columns] = (
 # from some start: only differences mean anything.
 _MACHINES: Final[Columns] = (
     ("trial", pa.int32(), "Number of the trial."),
-    ("host", pa.string(), "The monitored host: `run`, on which tailgate and its arms ran."),
     (
         "kind",
         pa.string(),

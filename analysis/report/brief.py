@@ -28,8 +28,8 @@ ORDER = ("FAIL", "INCONCLUSIVE", "PASS")
 MORE_IS_BETTER = ("goodput", "parity")
 _COUNTED = ("recompiles", "longest stall", "requests hit")  # gates that stand for an arm at a glance
 DEFINITION = (
-    "Ratios are those of a typical block of steady traffic, without the cold start and what compiles delayed; "
-    "all else is of all traffic."
+    "Ratios compare typical blocks of steady traffic, without the cold start and requests that compiles delayed. "
+    "Other figures cover all traffic."
 )
 
 
@@ -237,13 +237,12 @@ def _is_open(summary: Summary) -> bool:
 
 def _command(summary: Summary) -> str:
     """Return the command to run next: that of a failed gate's remedy, else of the first thing that keeps gates open."""
-    texts = [row.text for row in summary.advice.remedies]
-    texts += [first_sentence(summary.advice.text)] if _is_open(summary) else []
-    if found := re.search(r"`(tailgate [^`]+)`", "\n".join(texts)):
-        return found[1]
+    texts, is_open = [row.text for row in summary.advice.remedies], _is_open(summary)
     needed, trials = summary.advice.needed_s, summary.design.trials or 1
-    if summary.overall == "PASS" or needed is None or not _is_open(summary):
-        return ""
-    # In whole minutes, since the length is an estimate.
-    each = 60 * math.ceil(needed / trials / 60)
-    return f"tailgate run experiment.toml --set traffic.duration_s={each}"
+    if is_open and needed is not None:
+        # In whole minutes, since the length is an estimate.
+        texts.append(f"`tailgate run experiment.toml --set traffic.duration_s={60 * math.ceil(needed / trials / 60)}`")
+    elif is_open:
+        texts.append(first_sentence(summary.advice.text))
+    found = re.search(r"`(tailgate [^`]+)`", "\n".join(texts))
+    return found[1] if found else ""

@@ -56,7 +56,7 @@ def verdict_table(document: Mapping[str, Any], *, width: int = 100, experiment: 
         _print_judgement(console, brief)
     for name, line in (*brief.notes, *((f"to fix {arm}", line) for arm, line in brief.remedies)):
         console.print(_noted(name.lower(), line.replace("experiment.toml", experiment)))
-    for name, line in (("to decide", brief.decider), ("next", brief.next)):
+    for name, line in (("to decide", brief.decider), ("next", brief.next or brief.first_step)):
         if line:
             console.print(_noted(name, line.replace("experiment.toml", experiment)))
     assert isinstance(console.file, io.StringIO)

@@ -17,7 +17,6 @@ import pyarrow.compute as pc
 from tailgate.analysis.arrays import Bools, Floats, Ints
 from tailgate.analysis.records.plain_values import mapping, number, rows_of, text_of
 from tailgate.analysis.records.plain_values import seconds as seconds_of
-from tailgate.analysis.records.schemas import RUN_HOST
 from tailgate.analysis.run.run import Run
 from tailgate.analysis.run.trials import SECOND, Trial, described, devices_of, identity_of
 
@@ -43,7 +42,6 @@ class Device:
     """One device during the traffic of one trial."""
 
     trial: int
-    host: str
     name: str  # cuda:0
     card: str  # what identifies it in all trials
     arms: tuple[str, ...]  # those that it served
@@ -62,10 +60,9 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """One host during the traffic of one trial. Shares of the time of all its processors, but for waiting."""
+    """The host during the traffic of one trial. Shares of the time of all its processors, but for waiting."""
 
     trial: int
-    host: str
     known: bool  # whether it was sampled almost throughout
     steal: float | None
     foreign: float | None  # busy with other work; None where the run's own processes are not known
@@ -105,12 +102,11 @@ class MachineRecords:
 
     @property
     def used(self) -> list[Device]:
-        """The devices of the run's host that served an arm; those of trials that do not say which did, all."""
-        own = (device for device in self.devices if device.host == RUN_HOST)
-        return [device for device in own if device.arms or not self.placed.get(device.trial)]
+        """The devices that served an arm; those of trials that do not say which did, all."""
+        return [device for device in self.devices if device.arms or not self.placed.get(device.trial)]
 
     def arms_on(self, trial: int, device: str) -> tuple[str, ...]:
-        """Return the arms that the run's host had on the device in the trial."""
+        """Return the arms that were on the device in the trial."""
         return tuple(arm for arm, name in self.placed.get(trial, {}).items() if name == device)
 
     def pairs(self, arm: str, control: str) -> dict[int, tuple[Device, Device]]:
@@ -124,7 +120,7 @@ class MachineRecords:
 
 
 def _device(trial: Trial, rows: Rows) -> Device:
-    facts, weights = described(trial, rows.host, rows.name), rows.weight_s[rows.inside]
+    facts, weights = described(trial, rows.name), rows.weight_s[rows.inside]
     held = [names and [name for name in names if name in THROTTLES] for names in rows.reasons()]
     reported = any(names is not None for names in held)
     throttled: dict[str, float] = {}
@@ -137,19 +133,16 @@ def _device(trial: Trial, rows: Rows) -> Device:
     free = clocks[working & np.array([not names for names in held], dtype=np.bool_)]
     foreign = rows.column("foreign_processes")
     before = [
-        row
-        for row in rows_of(mapping(trial.info.get("monitor")).get("before"))
-        if (text_of(row, "host", RUN_HOST), text_of(row, "device")) == (rows.host, rows.name)
+        row for row in rows_of(mapping(trial.info.get("monitor")).get("before")) if row.get("device") == rows.name
     ]
     most = rows.level("foreign_processes", np.max)
     limit = rows.level("power_limit_w", np.min)
     sampled = rows.seconds >= LEAST_SAMPLED * trial.seconds
     return Device(
         trial=rows.trial,
-        host=rows.host,
         name=rows.name,
-        card=identity_of(trial, rows.host, rows.name),
-        arms=tuple(arm for arm, name in devices_of(trial).items() if (rows.host, rows.name) == (RUN_HOST, name)),
+        card=identity_of(trial, rows.name),
+        arms=tuple(arm for arm, name in devices_of(trial).items() if name == rows.name),
         seconds=rows.seconds,
         known=sampled and all(rows.reported(name) >= LEAST_SAMPLED for name in _NEEDED),
         mean_mhz=float(clocks[working].mean()) if working.any() else None,
@@ -167,19 +160,16 @@ def _device(trial: Trial, rows: Rows) -> Device:
 
 
 def _hosts(trial: Trial, samples: pa.Table | None) -> Iterator[Host]:
-    processes = list(samples_of(samples, "process", trial))
     unread = rows_of(mapping(trial.info.get("monitor")).get("unreadable"))
-    # Hosts on which the time of one of the run's own processes could not be read.
-    blind = {text_of(row, "host", RUN_HOST) for row in unread if row.get("what") == "cpu_s"}
+    blind = any(row.get("what") == "cpu_s" for row in unread)  # to the time of one of the run's own processes
     for rows in samples_of(samples, "host", trial):
         cpus = rows.level("cpus", np.median) or 0.0
         cores = rows.rate("cpu_s")
-        own = None if rows.host in blind else _cores(item for item in processes if item.host == rows.host)
+        own = None if blind else _cores(samples_of(samples, "process", trial))
         foreign = None if cores is None or own is None else max(0.0, cores - own)
         steal, other = (None if rate is None or cpus <= 0 else rate / cpus for rate in (rows.rate("steal_s"), foreign))
         yield Host(
             trial=rows.trial,
-            host=rows.host,
             known=rows.seconds >= LEAST_SAMPLED * trial.seconds,
             steal=steal,
             foreign=other,
@@ -198,7 +188,7 @@ _LONGEST_GAP = 3.0  # sampling intervals; what lies between samples farther apar
 
 
 def samples_of(table: pa.Table | None, kind: str, trial: Trial) -> Iterator[Rows]:
-    """Yield the samples of each host, device, process or allocator (`kind`) in the trial, ordered by name."""
+    """Yield the samples of the host, or of each device, process or allocator (`kind`), in the trial, by name."""
     if table is None:
         return
     table = table.filter(
@@ -207,19 +197,16 @@ def samples_of(table: pa.Table | None, kind: str, trial: Trial) -> Iterator[Rows
         & pc.field("name").is_valid()
         & pc.field("at_ns").is_valid()
     ).sort_by("at_ns")
-    hosts = pc.fill_null(table.column("host"), RUN_HOST)
-    places = sorted(set(zip(hosts.to_pylist(), table.column("name").to_pylist(), strict=True)))
-    for host, name in places:
-        own = pc.and_(pc.equal(hosts, host), pc.equal(table.column("name"), name))
-        yield Rows(table.filter(own), trial, host, name)
+    for name in sorted(set(table.column("name").to_pylist())):
+        yield Rows(table.filter(pc.field("name") == name), trial, name)
 
 
 class Rows:
-    """The samples of one device, host or process in one trial, in order of time."""
+    """The samples of the host, a device or a process in one trial, in order of time."""
 
-    def __init__(self, table: pa.Table, trial: Trial, host: str, name: str) -> None:
+    def __init__(self, table: pa.Table, trial: Trial, name: str) -> None:
         self._table = table
-        self.trial, self.host, self.name = trial.number, host, name
+        self.trial, self.name = trial.number, name
         arms = table.column("arm").drop_null()
         self.arm: str | None = str(arms[0]) if len(arms) else None  # of a replica
         self.at_ns: Ints = table.column("at_ns").to_numpy()
@@ -337,7 +324,7 @@ def speeds_of(trials: Iterable[Trial]) -> tuple[Speed, ...]:
             if value is None or not _LEAST < value < _MOST or when not in ("before", "after"):
                 continue
             size = ", ".join(f"{key} {row.get(key)}" for key in keys)
-            place = (trial.number, device, identity_of(trial, RUN_HOST, device), figure, size)
+            place = (trial.number, device, identity_of(trial, device), figure, size)
             known.setdefault(place, {})[when] = value
             if figure == PYTHON:
                 python.setdefault((trial.number, when), []).append(math.log(value))

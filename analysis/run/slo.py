@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import betaincinv
 
 from tailgate.analysis.arrays import Bools, Floats, Ints, counts_of, indices
 from tailgate.analysis.records.requests import Requests
 from tailgate.analysis.run.gaps import gaps_of
 from tailgate.analysis.settings.slo_targets import SloTarget
-from tailgate.analysis.statistics.distributions import beta_quantile
 from tailgate.analysis.statistics.quantiles import quantile
 from tailgate.analysis.statistics.share_evidence import BLOCKS_FOR_PASS, bunching, design_effect_of, is_far
 
@@ -140,8 +140,8 @@ def judge_share(
     if ms is not None and limit_ms is not None and allowed < 1.0:
         far = is_far(float(np.max(ms, where=~missed, initial=0.0)), limit_ms, blocks=blocks)
         effect = own if far else max(own, bunching(ms, block, allowed=allowed))
-    low = float(beta_quantile(alpha / tests, count / own, (size - count) / own + 1.0)) if count > 0 else 0.0
-    high = 1.0 if count == size else float(beta_quantile(1.0 - alpha, count / effect + 1.0, (size - count) / effect))
+    low = float(betaincinv(count / own, (size - count) / own + 1.0, alpha / tests)) if count > 0 else 0.0
+    high = 1.0 if count == size else float(betaincinv(count / effect + 1.0, (size - count) / effect, 1.0 - alpha))
     needed = least_blocks if far else max(least_blocks, BLOCKS_FOR_PASS)
     verdict, needed_blocks = "INCONCLUSIVE", None
     if high <= allowed and blocks >= needed:

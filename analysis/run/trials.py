@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 
 from tailgate.analysis.arrays import Ints
-from tailgate.analysis.records.joining import RecordedRun
+from tailgate.analysis.records.joining import RecordedRun, machine_of
 from tailgate.analysis.records.plain_values import mapping, number, rows_of, text_of
 from tailgate.analysis.records.plain_values import seconds as seconds_of
 from tailgate.analysis.records.requests import Requests
-from tailgate.analysis.records.schemas import RUN_HOST
 
 SECOND = 1_000_000_000
 
@@ -99,16 +98,14 @@ def trials_of(
 _FIRST_CARD = "cuda:0"
 
 
-def described(trial: Trial, host: str, device: str) -> Mapping[str, Any]:
+def described(trial: Trial, device: str) -> Mapping[str, Any]:
     """Return what the machine monitor reports of a device; empty if nothing."""
-    row = mapping(mapping(mapping(trial.info.get("monitor")).get("devices")).get(device))
-    return row if text_of(row, "host", RUN_HOST) == host else {}
+    return mapping(mapping(mapping(trial.info.get("monitor")).get("devices")).get(device))
 
 
-def identity_of(trial: Trial, host: str, device: str) -> str:
+def identity_of(trial: Trial, device: str) -> str:
     """Return what identifies a device in all trials, whatever its name there."""
-    machine = mapping(mapping(mapping(trial.info.get("monitor")).get("machines")).get(host))
-    return text_of(described(trial, host, device), "uuid", f"{text_of(machine, 'machine', host)} {device}")
+    return text_of(described(trial, device), "uuid", f"{machine_of(trial.info)} {device}")
 
 
 def devices_of(trial: Trial) -> dict[str, str]:
@@ -117,7 +114,7 @@ def devices_of(trial: Trial) -> dict[str, str]:
     The monitor's names are resolved; a replica that reports that it ran on the processor takes precedence.
     """
     monitor = mapping(trial.info.get("monitor"))
-    cards = [str(name) for name in mapping(monitor.get("devices")) if described(trial, RUN_HOST, str(name))]
+    cards = [str(name) for name in mapping(monitor.get("devices"))]
     first = _FIRST_CARD if _FIRST_CARD in cards else next(iter(cards), None)
     devices = {}
     for arm, given in {**mapping(trial.info.get("devices")), **mapping(monitor.get("arms"))}.items():

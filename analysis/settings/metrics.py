@@ -18,16 +18,6 @@ METRIC_NAMES: Final[Mapping[str, str]] = {
     "itl": "ITL",
     "max_itl": "max ITL",
 }
-# What each measures; times count from the scheduled start of a request, whatever the server did.
-METRIC_MEANINGS: Final[Mapping[str, str]] = {
-    "ttft": "Time to first token: from the scheduled start to the first token.",
-    "e2e": "From the scheduled start to the last token; of an embedding to its answer.",
-    "tpot": "Time per output token: (E2E − TTFT) / (output tokens − 1). Undefined for one token.",
-    "itl": "Inter-token latency: the gaps between tokens, pooled over requests. A gap belongs to the block in which it "
-    "ended.",
-    "max_itl": "The longest gap between two tokens of one request.",
-}
-
 _QUANTILE_OF = re.compile(rf"\bp(\d+)(?:_(\d+))?_({'|'.join(METRIC_NAMES)})(?:_ms)?\b")
 
 # What a request for an embedding has: nothing streams: it has one latency and no tokens.

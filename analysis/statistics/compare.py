@@ -198,13 +198,16 @@ def _tested(
     if windows is None:
         beyond = tail_of_group(treatment, control, unit, item.quantile)
         name = "trial" if by_trial else "group of blocks"
-        why = f"a test needs 1 request beyond the quantile in each {name}; this run has {beyond:.2g}"
+        why = (
+            f"too few slow requests: each {name} needs at least one above the p{100.0 * item.quantile:.10g}, and has "
+            f"{beyond:.2g} on average"
+        )
         return replace(item, obstacle=why, needed_blocks=math.ceil(item.blocks / beyond))
     if by_trial:
         ratios = balanced_ratios(windows, windows.group)
         return _by_trials(item, ratios, machine) if np.ptp(ratios) > 0 else replace(item, obstacle=_ALIKE)
     if windows.groups < FEWEST_GROUPS:
-        why = f"a test needs {FEWEST_GROUPS} time blocks; this run has {item.blocks}"
+        why = f"error bars need {FEWEST_GROUPS} blocks; this run has {item.blocks}"
         item = replace(item, obstacle=why, needed_blocks=FEWEST_GROUPS)
     elif limits := window_limits(windows, bound=bound, alpha=item.alpha, dependence=dependence):
         return with_limits(item, limits)

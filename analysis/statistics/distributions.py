@@ -1,6 +1,5 @@
-"""Distributions by their special functions: importing scipy.stats takes longer than judging a short run.
-
-Each returns what the method of scipy.stats of the same meaning does. Arguments broadcast.
+"""Distributions by special functions, where scipy.special has no name for them: importing scipy.stats takes longer
+than judging a short run. Each returns what the method of scipy.stats of the same meaning does. Arguments broadcast.
 """
 
 from __future__ import annotations
@@ -12,39 +11,14 @@ import numpy as np
 from scipy import special
 
 
-def normal_quantile(p: Any) -> Any:
-    """Return the quantile of the standard normal distribution."""
-    return special.ndtri(p)
-
-
 def t_quantile(p: Any, degrees: Any) -> Any:
     """Return the quantile of Student's t."""
     return special.stdtrit(degrees, p)
 
 
-def t_cdf(value: Any, degrees: Any) -> Any:
-    """Return the probability that Student's t is at most `value`."""
-    return special.stdtr(degrees, value)
-
-
 def t_sf(value: Any, degrees: Any) -> Any:
     """Return the probability that Student's t exceeds `value`."""
     return special.stdtr(degrees, np.negative(value))
-
-
-def f_quantile(p: Any, over: Any, under: Any) -> Any:
-    """Return the quantile of F with `over` and `under` degrees of freedom."""
-    return special.fdtri(over, under, p)
-
-
-def chi_square_sf(value: Any, degrees: Any) -> Any:
-    """Return the probability that chi-square exceeds `value`."""
-    return special.chdtrc(degrees, value)
-
-
-def beta_quantile(p: Any, a: Any, b: Any) -> Any:
-    """Return the quantile of the beta distribution."""
-    return special.betaincinv(a, b, p)
 
 
 def binomial_quantile(p: float, total: int, share: float) -> int:

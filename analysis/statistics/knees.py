@@ -18,7 +18,7 @@ import numpy as np
 from scipy import special
 
 from tailgate.analysis.arrays import Floats
-from tailgate.analysis.statistics.distributions import f_quantile, t_sf
+from tailgate.analysis.statistics.distributions import t_sf
 
 # In log rate. No server is taken to be steadier than 3 % from step to step.
 _SPREADS = np.geomspace(0.03, 0.4, 7)
@@ -67,7 +67,7 @@ class KneeProfile:
 
         Without any step both ends are open; with steps of one kind alone, one end is.
         """
-        least = float(self.likelihood.max()) - 0.5 * float(f_quantile(1.0 - error, 1, self.degrees))
+        least = float(self.likelihood.max()) - 0.5 * float(special.fdtri(1, self.degrees, 1.0 - error))
         inside = np.flatnonzero(self.likelihood >= least)
         first, last = int(inside[0]), int(inside[-1])
         low = None if first == 0 or not self.held else self._crossing(first, first - 1, least)

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import chdtrc, fdtri
 
 from tailgate.analysis.arrays import Floats, Ints
-from tailgate.analysis.statistics.distributions import chi_square_sf, f_quantile, t_quantile
+from tailgate.analysis.statistics.distributions import t_quantile
 
 _LASTING_GROUPS = 3  # fewer say too little of how they scatter, and more are too short for what lasts
 
@@ -78,7 +79,7 @@ def between_machines(means: Floats, weight: Floats, *, within: float, degrees: f
     if machines < 2:
         return 0.0
     seen = float((weight**2 * (means - weight @ means) ** 2).sum()) * machines / (machines - 1)
-    typical = f_quantile(0.5, machines - 1, degrees) if degrees > 0 else 1.0
+    typical = fdtri(machines - 1, degrees, 0.5) if degrees > 0 else 1.0
     return max(0.0, seen / float(typical) - within)
 
 
@@ -91,4 +92,4 @@ def disagreement(ratios: Floats, spreads: Floats) -> float | None:
         return None
     weight = spreads**-2.0
     centre = float(weight @ ratios) / float(weight.sum())
-    return float(chi_square_sf(float(weight @ (ratios - centre) ** 2), len(ratios) - 1))
+    return float(chdtrc(len(ratios) - 1, float(weight @ (ratios - centre) ** 2)))

@@ -11,10 +11,12 @@ import math
 from bisect import bisect_left
 from dataclasses import dataclass, replace
 
+from scipy.special import ndtri
+
 from tailgate.analysis.settings.gate_limits import GateLimits
 from tailgate.analysis.statistics.compare import TRIALS_FOR_T_TEST, Comparison
 from tailgate.analysis.statistics.dependence import group_count
-from tailgate.analysis.statistics.distributions import normal_quantile, t_quantile
+from tailgate.analysis.statistics.distributions import t_quantile
 
 POWER = 0.80
 LONGEST_S = 7 * 24 * 3600.0  # no plan is longer
@@ -186,6 +188,6 @@ def requests_for_share(true: float, allowed: float, *, alpha: float, power: floa
         return None
     if true == 0.0:
         return math.ceil(math.log(alpha) / math.log1p(-allowed) - 1e-9)
-    reject = float(normal_quantile(1.0 - alpha)) * math.sqrt(allowed * (1.0 - allowed))
-    detect = float(normal_quantile(power)) * math.sqrt(true * (1.0 - true))
+    reject = float(ndtri(1.0 - alpha)) * math.sqrt(allowed * (1.0 - allowed))
+    detect = float(ndtri(power)) * math.sqrt(true * (1.0 - true))
     return math.ceil(((reject + detect) / (true - allowed)) ** 2)

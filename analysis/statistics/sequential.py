@@ -148,19 +148,18 @@ class Groups:
             harm, safety = stakes - lost, -stakes - lost
         return mixed(np.cumsum(harm, axis=1) / deflation), mixed(np.cumsum(safety, axis=1) / deflation), deflation
 
-    def limits(self, *, alpha: float) -> tuple[Floats, Floats]:
-        """Return the limits of the ratio after each group, (groups,) each, one-sided at level alpha over all interim
-        analyses.
+    def limits(self, *, alpha: float) -> tuple[float, float]:
+        """Return the limits of the ratio by all groups, one-sided at level alpha over all interim analyses.
 
-        Evidence of harm refuted every ratio below `low`, evidence of safety every ratio above `high`, at this group or
-        before. They are 0 and infinity while nothing is refuted. Between the tried ratios the crossing is interpolated.
+        Evidence of harm refutes every ratio below the lower one, evidence of safety every ratio above the upper one.
+        They are 0 and infinity while nothing is refuted. Between the tried ratios the crossing is interpolated.
         """
+        if not len(self):
+            return 0.0, math.inf
         tried = [self.evidence(math.expm1(ratio)) for ratio in _TRIED]
-        harm = np.array([item.harm for item in tried])
-        safety = np.array([item.safety for item in tried])[::-1]
-        low = [_crossing(_TRIED, column, -math.log(alpha)) for column in harm.T]
-        high = [_crossing(-_TRIED[::-1], column, -math.log(alpha)) for column in safety.T]
-        return np.exp(low), np.exp(-np.array(high))
+        low = _crossing(_TRIED, np.array([item.harm[-1] for item in tried]), -math.log(alpha))
+        high = _crossing(-_TRIED[::-1], np.array([item.safety[-1] for item in tried[::-1]]), -math.log(alpha))
+        return math.exp(low), math.exp(-high)
 
 
 def groups_for(

@@ -86,19 +86,18 @@ def _mixed(bad: Ints, good: Ints, shares: Floats, allowed: float, effect: Floats
 
 def share_limits(
     missed: Ints, requests: Ints, evidence: Evidence, *, alpha: float, tests: int = 1
-) -> tuple[Floats, Floats]:
-    """Return the limits of the share after each block, (blocks,) each: one-sided, at level alpha over all analyses.
+) -> tuple[float, float]:
+    """Return the limits of the share by all blocks, one at least: one-sided, at level alpha over all analyses.
 
     The lower one is at alpha / tests, as a FAIL of one of so many shares is. They are searched at a grid of shares,
-    and at what is allowed, so that they agree with the `evidence` on it. Earlier limits are not carried on: their
-    design effect was that of fewer blocks.
+    and at what is allowed, so that they agree with the `evidence` on it.
     """
-    bad, total = np.cumsum(missed), np.cumsum(requests)
-    low, high = np.zeros(len(missed)), np.ones(len(missed))
-    for share in np.append(_TRIED, np.clip(evidence.limit, _TRIED[0], _TRIED[-1])):
-        harm, safety = _evidence(bad, total, allowed=float(share), effect=evidence.deflation)
-        low = np.where(harm >= math.log(tests / alpha), np.maximum(low, share), low)
-        high = np.where(safety >= -math.log(alpha), np.minimum(high, share), high)
+    low, high = 0.0, 1.0
+    bad, total = (column.sum(keepdims=True) for column in (missed, requests))
+    for share in np.append(_TRIED, np.clip(evidence.limit, _TRIED[0], _TRIED[-1])).tolist():
+        harm, safety = _evidence(bad, total, allowed=share, effect=evidence.deflation[-1:])
+        low = max(low, share) if harm[0] >= math.log(tests / alpha) else low
+        high = min(high, share) if safety[0] >= -math.log(alpha) else high
     return low, high
 
 

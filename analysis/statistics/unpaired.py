@@ -12,18 +12,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy.special import ndtri
 
 from tailgate.analysis.arrays import Bools, Floats, Ints
 from tailgate.analysis.statistics.compare import TRIALS_FOR_T_TEST, Comparison, Sample, with_limits
 from tailgate.analysis.statistics.dependence import PRIOR_DEGREES, cosine_variance
-from tailgate.analysis.statistics.distributions import normal_quantile
 from tailgate.analysis.statistics.machines import Part, summed
 from tailgate.analysis.statistics.quantiles import ordered_interval, quantile
 from tailgate.analysis.statistics.windows import Limits, student_limits
 
 _FEWEST_ALONE = 3  # trials that say how much they differ where nothing else does
 _CONFIDENCE = 0.95
-_REACH = float(normal_quantile(0.5 + _CONFIDENCE / 2.0))
+_REACH = float(ndtri(0.5 + _CONFIDENCE / 2.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ import numpy as np
 
 from tailgate.analysis.arrays import Floats, Ints
 from tailgate.analysis.statistics.dependence import Dependence
-from tailgate.analysis.statistics.distributions import t_cdf, t_quantile, t_sf
+from tailgate.analysis.statistics.distributions import t_quantile, t_sf
 from tailgate.analysis.statistics.machines import Part
 from tailgate.analysis.statistics.slow_counts import SortedGroups, slow_counts
 
@@ -187,7 +187,7 @@ def window_limits(windows: Windows, *, bound: float, alpha: float, dependence: D
         ratio=centre * width,
         low=low,
         high=high,
-        p_noninferior=float(t_cdf(at_bound, groups - 1)),
+        p_noninferior=float(t_sf(-at_bound, groups - 1)),
         p_inferior=float(t_sf(at_bound, groups - 1)),
         spread=math.hypot(spread, math.sqrt(dependence.drift)),
     )

@@ -89,9 +89,10 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
     gated = frontier is None or frontier["gated"]
     run_id, ramp = run.records.directory.resolve().name, ramp_of(run)
     gates = {(gate.arm, gate.gate): gate for gate in judgement.gates}
-    with ThreadPoolExecutor(1) as other_processor:
-        over_time = other_processor.submit(_over_time, run)
-        arms = [arm_row(run, arm, judgement) for arm in run.arms]
+    with ThreadPoolExecutor(2) as processors:  # the longest first
+        others = [processors.submit(other, run) for other in (_spikes, _distribution, _latency_series)]
+        arms = processors.map(lambda arm: arm_row(run, arm, judgement), run.arms)
+    spikes, distribution, series = (other.result() for other in others)
     return {
         "schema": SCHEMA,
         "name": str(run.records.experiment.get("name") or run_id),
@@ -102,7 +103,7 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         "exit_code": exit_code({"overall": judgement.overall, "frontier": frontier}),
         "headline": (frontier and frontier["headline"]) or judgement.headline,
         "control": run.control,
-        "arms": arms,
+        "arms": list(arms),
         "comparisons": [
             *(_comparison_row(item, gates[item.arm, noninferiority_name(item)]) for item in judgement.compared.gated),
             *(_comparison_row(item, None) for item in judgement.compared.secondary),
@@ -115,7 +116,9 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         "advice": asdict(judgement.advice if gated else replace(judgement.advice, remedies=())),
         "design": _design(run),
         "events": _events(run),
-        **over_time.result(),
+        "spikes": spikes,
+        "series": series,
+        "distribution": distribution,
         "interim": _interim(run),
         "ramp": None if ramp is None else asdict(ramp),
         "weights": _weights(run),
@@ -127,19 +130,15 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
     }
 
 
-def _over_time(run: Run) -> dict[str, Any]:
-    return {
-        "spikes": [
-            {
-                **asdict(spike),
-                "offset_s": run.offset_s(spike.trial, spike.start_ns),
-                "seconds": (spike.end_ns - spike.start_ns) / SECOND,
-            }
-            for spike in find_spikes(run.requests, run.attribution, run.events, control=run.control)
-        ],
-        "series": _latency_series(run),
-        "distribution": _distribution(run),
-    }
+def _spikes(run: Run) -> list[dict[str, Any]]:
+    return [
+        {
+            **asdict(spike),
+            "offset_s": run.offset_s(spike.trial, spike.start_ns),
+            "seconds": (spike.end_ns - spike.start_ns) / SECOND,
+        }
+        for spike in find_spikes(run.requests, run.attribution, run.events, control=run.control)
+    ]
 
 
 def _interim(run: Run) -> str | None:

@@ -102,8 +102,8 @@ EQUAL: Sequence[tuple[str, Server, Server]] = (
 def _verdict(control: Server, arm: Server, allowed: float, seed: int) -> str:
     _logits.cache_clear()
     _kernel.cache_clear()
-    asked = [(control.twice(seed, PROMPTS), replace(arm, name="arm").twice(seed, PROMPTS))]
-    return judge_greedy("arm", asked, when="before", allowed=allowed, alpha=ALPHA).verdict
+    asked = {1: (control.twice(seed, PROMPTS), replace(arm, name="arm").twice(seed, PROMPTS))}
+    return judge_greedy("arm", asked, allowed=allowed, alpha=ALPHA).verdict
 
 
 def greedy_table(table: Table) -> None:

@@ -67,9 +67,8 @@ def request_prefix(path: str, authority: str, *, tls: bool, token: str) -> bytes
 
 
 def grpc_timeout(left_ns: int) -> bytes:
-    """Return the field with the time that the server has, in ms, or in seconds where eight digits hold no more."""
-    left_ms = max(1, left_ns // 1_000_000)
-    text = b"%dm" % left_ms if left_ms < 10**8 else b"%dS" % min(left_ms // 1000, 10**8 - 1)
+    """Return the field with the time that the server has, in ms, of which eight digits are allowed: a day."""
+    text = b"%dm" % min(max(1, left_ns // 1_000_000), 10**8 - 1)
     return b"%b%c%b" % (_GRPC_TIMEOUT, len(text), text)
 
 

@@ -1,12 +1,8 @@
-"""Calls of gRPC methods: messages cut out of DATA frames, and what the server's end means.
-
-Status mapping as the gRPC protocol defines it: grpc/doc/PROTOCOL-HTTP2.md and grpc/doc/http-grpc-status-mapping.md.
-"""
+"""Calls of gRPC methods (grpc/doc/PROTOCOL-HTTP2.md): messages cut out of DATA frames, and what their end means."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
@@ -14,7 +10,8 @@ from google.protobuf.message import DecodeError
 
 from tailgate.loadtests.clients import frames
 from tailgate.loadtests.clients.call import Call
-from tailgate.servers.metadata import INFERENCE_SERVICE, STATUS_NAMES
+from tailgate.loadtests.external.openai_wire import http_status_name
+from tailgate.servers.metadata import INFERENCE_SERVICE, STATUS_NAMES, whole_number
 from tailgate.servers.rpc.inference_pb2 import EmbedResponse, GenerateChunk
 
 if TYPE_CHECKING:
@@ -33,16 +30,6 @@ RESET_STATUS: Final = {
     frames.ENHANCE_YOUR_CALM: "RESOURCE_EXHAUSTED",
     frames.INADEQUATE_SECURITY: "PERMISSION_DENIED",
 }
-_HTTP_STATUS: Final = {
-    "400": "INTERNAL",
-    "401": "UNAUTHENTICATED",
-    "403": "PERMISSION_DENIED",
-    "404": "UNIMPLEMENTED",
-    "429": "UNAVAILABLE",
-    "502": "UNAVAILABLE",
-    "503": "UNAVAILABLE",
-    "504": "UNAVAILABLE",
-}
 
 
 class GrpcCall(Call):
@@ -55,16 +42,8 @@ class GrpcCall(Call):
 
     _needed: int  # bytes of `_partial` that make its message whole; set along with it
 
-    def __init__(
-        self,
-        *,
-        headers: bytes,
-        body: bytes,
-        timeout_s: float | None,
-        on_done: Callable[[Any], None] | None,
-        tag: Any,
-    ) -> None:
-        super().__init__(timeout_s=timeout_s, on_done=on_done, tag=tag)
+    def __init__(self, *, headers: bytes, body: bytes, **settings: Any) -> None:
+        super().__init__(**settings)
         self.headers = headers
         self.body = b"\x00" + _UINT32.pack(len(body)) + body
         self.position = 0  # bytes of the body already sent
@@ -107,7 +86,7 @@ class GrpcCall(Call):
         try:
             chunk = GenerateChunk.FromString(message)
         except DecodeError as problem:
-            return self.fail(f"a message is not a GenerateChunk: {problem}", at_ns)
+            return self.cancel("INTERNAL", f"a message is not a GenerateChunk: {problem}")
         count = len(chunk.token_ids)
         if not count:
             return None
@@ -135,7 +114,7 @@ class GrpcCall(Call):
             self._http_status = http_status
             self.initial_metadata = fields
         elif not ended:
-            return self.fail("a second header block came before the end of the stream", at_ns)
+            return self.cancel("INTERNAL", "a second header block came before the end of the stream")
         if ended:
             self.trailing_metadata = fields
             self.on_end(at_ns)
@@ -154,14 +133,10 @@ class GrpcCall(Call):
                 status, error = "INTERNAL", f"the stream ended inside a message ({len(self._partial)} bytes left over)"
             self.finish(status, error, at_ns)
         elif self._http_status != "200":
-            self.finish(_HTTP_STATUS.get(self._http_status, "UNKNOWN"), f"HTTP status {self._http_status}", at_ns)
+            status = http_status_name(whole_number(self._http_status) or 0)
+            self.finish(status, f"HTTP status {self._http_status}", at_ns)
         else:
             self.finish("UNKNOWN", "the stream ended without grpc-status", at_ns)
-
-    def fail(self, error: str, at_ns: int) -> None:
-        """End a call whose answer cannot be understood with INTERNAL, and tell the server."""
-        self.finish("INTERNAL", error, at_ns)
-        self._withdraw()
 
     def _refuse(self, flag: int, length: int, at_ns: int) -> None:
         """Refuse bytes that cannot be a message: a proxy's page, a compressed message or one that is too large."""
@@ -170,11 +145,11 @@ class GrpcCall(Call):
             return self._withdraw()
         kind = self.initial_metadata.get("content-type", "application/grpc")
         if not kind.startswith("application/grpc"):
-            self.fail(f'the answer is "{kind}" and not gRPC: is the target a gRPC server?', at_ns)
+            self.cancel("INTERNAL", f'the answer is "{kind}" and not gRPC: is the target a gRPC server?')
         elif flag:
-            self.fail("a message is compressed although no compression was offered", at_ns)
+            self.cancel("INTERNAL", "a message is compressed although no compression was offered")
         else:
-            self.fail(f"a message has {length} bytes; the limit is {LARGEST_MESSAGE}", at_ns)
+            self.cancel("INTERNAL", f"a message has {length} bytes; the limit is {LARGEST_MESSAGE}")
 
     def _withdraw(self) -> None:
         if self.connection is not None:
@@ -186,30 +161,22 @@ class GrpcCall(Call):
 
 
 class EmbedCall(GrpcCall):
-    """One Embed call. It has an end and no tokens: `token_ns` stays empty.
+    """One Embed call. It has an end and no tokens: `token_ns` stays empty. OK without one vector is INTERNAL.
 
-    An end with OK and no vector, or with a second one, is INTERNAL. `input_tokens` is what the server says that it
-    read, 0 before the answer. The vector is not kept: the load does not read it, and parity sends its own requests.
+    The vector is not kept: the load does not read it, and parity sends its own requests.
     """
 
-    def __init__(self, **settings: Any) -> None:
-        self.input_tokens = 0
-        self.size = 0  # of the vector; 0: none came
-        super().__init__(**settings)
+    _vectors = 0
 
     def on_message(self, message: bytes, at_ns: int) -> None:
         """Take the answer, a whole message that came at `at_ns`."""
-        if self.size:
-            return self.fail("the server sent two vectors for one text", at_ns)
         try:
-            answer = EmbedResponse.FromString(message)
+            self._vectors += bool(EmbedResponse.FromString(message).values)
         except DecodeError as problem:
-            return self.fail(f"a message is not an EmbedResponse: {problem}", at_ns)
-        self.size, self.input_tokens = len(answer.values), answer.tokens
-        return None
+            self.cancel("INTERNAL", f"a message is not an EmbedResponse: {problem}")
 
     def finish(self, status: str, error: str, at_ns: int) -> None:
-        """End the call as any other; OK without a vector is INTERNAL."""
-        if status == "OK" and not self.size:
-            status, error = "INTERNAL", "the answer ended with OK and holds no vector"
+        """End the call as any other."""
+        if status == "OK" and self._vectors != 1:
+            status, error = "INTERNAL", f"the answer ended with OK and holds {self._vectors} vectors: one was asked for"
         super().finish(status, error, at_ns)

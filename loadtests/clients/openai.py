@@ -175,7 +175,7 @@ def _read_stream(call: OpenAiCall, sock: Any, response: HTTPResponse) -> bool:
         try:
             piece = response.read1(_READ_BYTES)
         except TimeoutError:
-            call.break_off("", now_ns())
+            call.end_stream("", now_ns())
             return False
         except (OSError, HTTPException, ValueError, OverflowError):  # OverflowError: a chunk of less than -2^63
             piece, response.length = b"", -1
@@ -183,10 +183,10 @@ def _read_stream(call: OpenAiCall, sock: Any, response: HTTPResponse) -> bool:
         if piece:
             call.take(piece, at_ns)
         elif response.length:
-            call.break_off("the server closed the connection inside its answer", at_ns)
+            call.end_stream("the server closed the connection inside its answer", at_ns)
             return False
         else:
-            call.end_stream(at_ns)
+            call.end_stream("the stream ended without a finish_reason and without [DONE]", at_ns)
             sock.settimeout(None)
             return call.status == "OK" and not response.will_close
     return False
@@ -249,7 +249,7 @@ class OpenAiCall(Call):
         except ValueError as error:
             self.finish("INTERNAL", str(error), at_ns)
 
-    def break_off(self, error: str, at_ns: int) -> None:
+    def end_stream(self, error: str, at_ns: int) -> None:
         """End a call of which no more will come: its answer is whole if its finish_reason came, and ended then."""
         if self.ended_ns:
             self.finish("OK", "", self.ended_ns)
@@ -260,7 +260,10 @@ class OpenAiCall(Call):
         if self.status:
             return
         if data.strip() == DONE:
-            self._done(at_ns)
+            if self.ended_ns or self.chunks or self.token_ns:
+                self.finish("OK", "", self.ended_ns or at_ns)
+            else:
+                self.finish("INTERNAL", "the stream held neither text nor a finish_reason", at_ns)
             return
         try:
             chunk = read_event(data)
@@ -289,16 +292,3 @@ class OpenAiCall(Call):
             self.counted_tokens = total
         if chunk.prompt_tokens is not None:
             self.trailing_metadata[trailing_key("prompt_tokens")] = str(chunk.prompt_tokens)
-
-    def end_stream(self, at_ns: int) -> None:
-        """End the call with the whole answer."""
-        if self.ended_ns:
-            self._done(at_ns)
-        else:
-            self.finish("UNAVAILABLE", "the stream ended without a finish_reason and without [DONE]", at_ns)
-
-    def _done(self, at_ns: int) -> None:
-        if self.ended_ns or self.chunks or self.token_ns:
-            self.finish("OK", "", at_ns)
-        else:
-            self.finish("INTERNAL", "the stream held neither text nor a finish_reason", at_ns)

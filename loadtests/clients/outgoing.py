@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from tailgate.loadtests.clients.connection import Connection
 
 _MOST_PENDING: Final = 32  # writes that share one call to the kernel: about a quarter of a millisecond of requests
-MOST_WAITING: Final = 1 << 20  # writes behind what the kernel does not take: 100 MB of small ones
 
 
 class Outgoing:
@@ -46,12 +45,7 @@ class Outgoing:
         if self.closed:
             return
         self._pending.append(data)
-        if self._waiting and len(self._pending) > MOST_WAITING:
-            # Such as the answers to PINGs of a server that sends them without end and reads nothing.
-            self.closed = True
-            self._pending.clear()
-            self._on_lost(OSError(f"the server reads nothing: {MOST_WAITING} writes wait"))
-        elif len(self._pending) >= _MOST_PENDING:
+        if len(self._pending) >= _MOST_PENDING:
             self.flush()
         elif not self._flush_is_due:
             self._flush_is_due = True

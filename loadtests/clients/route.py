@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from urllib.parse import quote
 
 from tailgate.loadtests.clients.frames import literal
 from tailgate.loadtests.clients.inference import InferenceClient
@@ -78,9 +77,7 @@ def own_encoder(source: PromptSource, *, ignore_eos: bool, task: Task) -> Encode
                 request.token_ids.ids.extend(source.ids(plan))
             else:
                 request.text = text
-            if not session.isascii() or not session.isprintable():
-                session = quote(session)
-            shared = plan, request.SerializeToString(), literal(SESSION_HEADER, session) if session else b""
+            shared = plan, request.SerializeToString(), literal(SESSION_HEADER, session)
         _, body, headers = shared
         if arm is not None:
             headers += pin(ARM_HEADER, arm)

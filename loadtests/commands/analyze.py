@@ -46,11 +46,11 @@ def command(
     Reads the records (Arrow, Parquet or JSON Lines; also of a run that was cut off), writes summary.json,
     report.html, report.md and junit.xml into the directory, and prints the verdict.
 
-    Several runs of one experiment, of different days and machines, are judged as one, with each machine as a stratum.
-    Runs that differ in what they ran are refused, with a list of the differences. The outcome goes to a new folder,
-    which can be judged again, or joined with more.
+    Judges several runs of one experiment as one, also of different days and machines. Refuses runs whose settings
+    differ, and lists the differences. The outcome goes to a new folder, which can be judged again or joined with more
+    runs.
 
-    Detailed results of vLLM's bench serve are given as NAME=FILE, a file for each run of an arm, the control's first.
+    Takes detailed results of vLLM's bench serve as NAME=FILE: one file for each run of an arm, the control first.
 
     Exit codes: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 not readable.
     """
@@ -58,7 +58,7 @@ def command(
     from tailgate.analysis.records.tables import RecordError
     from tailgate.loadtests.commands.made_folder import join_runs, names_results, run_of_results
     from tailgate.loadtests.commands.verdict import judge_run
-    from tailgate.loadtests.experiments.files import check_writable
+    from tailgate.loadtests.experiments.files import check_makeable
 
     check_named({"--out": out})
     accepted = split_keys(allow_different)
@@ -76,7 +76,7 @@ def command(
             run_dir = join_runs(directories, out=out or "", accepted=accepted)
         else:
             (run_dir,) = directories
-            check_writable(run_dir)  # before the minutes that judging may take
+            check_makeable(run_dir)  # before the minutes that judging may take
     except RecordError as error:
         raise ConfigError(str(error)) from None
     except OSError as error:

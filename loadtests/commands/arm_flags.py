@@ -28,12 +28,14 @@ Arm = Annotated[
 ]
 
 
-def preset_arm(preset: str, settings: Sequence[str] | None = None, *, name: str = "") -> ArmConfig:
-    """Return the arm that a preset and settings describe. Raises ConfigError."""
+def preset_arm(preset: str, settings: Sequence[str] | None = None, *, name: str = "", flag: str = "--arm") -> ArmConfig:
+    """Return the arm that the preset of `flag` and settings describe. Raises ConfigError."""
     from tailgate.loadtests.experiments.reading import parse_setting, set_path
     from tailgate.servers.config import ArmConfig, over, with_preset
     from tailgate.servers.fields import read
 
+    if preset not in PRESETS:
+        raise ConfigError(f'{flag} is "{preset}": {did_you_mean(preset, PRESETS)}use {", ".join(PRESETS)}')
     changes: dict[str, Any] = {}
     for setting in settings or ():
         set_path(changes, *parse_setting(setting))

@@ -45,8 +45,8 @@ def command(
     """Check an experiment and say what its run can decide.
 
     Refuses whatever `tailgate run` would refuse before its start: settings, model, device, compiler, ports, trace. Then
-    says which arms run, with which traffic, for how long, which gates so many requests can decide, and what
-    `tailgate doctor` finds. Starts and writes nothing.
+    says which arms run, with which traffic, for how long, which gates that can decide, and what `tailgate doctor` finds
+    missing. Starts and writes nothing.
 
     Exit codes: 0 it can run, 2 it cannot.
     """
@@ -123,7 +123,7 @@ def decidable(experiment: Experiment, schedule: Schedule) -> Iterator[Gates]:
         cold_s = 0.0 if place else limits.cold_s  # of latencies alone
         requests = requests_of_an_arm(experiment, schedule, after_s=cold_s) * trials
         blocks = max(0, math.floor((schedule.duration_s - cold_s) / width_s + (0.5 if place else 1e-9))) * trials
-        short = ["no finite run shows that none fails"] if needed is None else []
+        short = ["no run is long enough to show that no request fails"] if needed is None else []
         short += [f"{requests:,} of {needed:,} requests an arm"] if needed and requests < needed else []
         if blocks < (least := _least_blocks(limits, name)) and not limits.sequential:
             short.append(f"{blocks} of {least} blocks")
@@ -178,6 +178,7 @@ def _words(
     length = f"{most}{duration_text(trials * traffic.duration_s)} of traffic in {counted(trials, 'trial')}"
     start = ", after the arms have loaded, compiled and warmed up" if experiment.own_arms else ""
     rows.append(("time", "", f"{length}{start}"))
+    rows.append(("machine", "", "its speed is not measured here: `tailgate doctor` does that in 10 s"))
     rows.append(("records", "", f"in a new folder of {out}{'' if Path(out).exists() else ', which is made'}"))
     yield f"{experiment.name} can run."
     yield ""
@@ -194,8 +195,7 @@ def _words(
     )
     yield ""
     if all(item.decidable for item in gates):
-        yield "This run can PASS or FAIL where `tailgate doctor` finds the machine steady."
-        yield "Where arms are nearly equal it may end INCONCLUSIVE and say what it lacks."
+        yield "This run can PASS or FAIL. Where arms are nearly equal it may end INCONCLUSIVE and say what it lacks."
         return
     yield "This run can FAIL or end INCONCLUSIVE, and not PASS."
     rate = requests_of_an_arm(experiment, schedule) / schedule.duration_s

@@ -28,8 +28,8 @@ def command(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="The arm, or BASELINE=CANDIDATE for arms of different names. Default: the only arm that both runs "
-            "have and that is not their control.",
+            help="The arm to judge, or BASELINE=CANDIDATE for arms of different names. Default: the only arm that both "
+            "runs have and that is not their control.",
         ),
     ] = None,
     limits: Annotated[
@@ -37,7 +37,8 @@ def command(
         typer.Option(metavar="FILE", help="A TOML file with a [gates] table, instead of the candidate's."),
     ] = None,
     trust_machines: Annotated[
-        bool, typer.Option("--trust-machines", help="Take machines without references for equally fast.")
+        bool,
+        typer.Option("--trust-machines", help="Assume that machines without reference measurements are equally fast."),
     ] = False,
     out: Annotated[
         str | None,
@@ -50,9 +51,8 @@ def command(
 
     Judges an arm of the later run by the gates of its experiment, with the same arm of the earlier run as the control.
     The runs, or result files of another tool, need not share schedule, machine or day: the unit is the trial, and the
-    limits allow for start-to-start and day-to-day variance. A difference that machines may explain, by the reference
-    measurements of the runs, is INCONCLUSIVE. Runs that differ in traffic, model or objectives are refused; other
-    differences are listed.
+    limits allow for start-to-start and day-to-day variance. A difference that the speed of the machines may explain is
+    INCONCLUSIVE. Runs that differ in traffic, model or objectives are refused; other differences are listed.
 
     Exit codes: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 not readable or not comparable.
     """

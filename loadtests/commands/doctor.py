@@ -26,7 +26,6 @@ EXAMPLES = """\
   tailgate doctor
   tailgate doctor --seconds 60       measure for a minute"""
 
-_PORTS = ((50051, "serve"), (8080, "split"))
 # Figures of tailgate.servers.reference: name and unit.
 _FIGURES = {
     "matmul_tflops": ("matrix product", "TFLOP/s"),
@@ -54,8 +53,8 @@ def command(
 ) -> int:
     """Say what this machine lacks and what it can decide.
 
-    Looks for GPU, compilers, Envoy and free ports. Then measures what the hypervisor and other work take of the
-    processors, and whether the machine keeps one speed. Checks of a run judge the same by the same limits.
+    Looks for GPU, compilers and Envoy. Then measures how much of the processors the hypervisor and other
+    work take, and whether the machine keeps its speed. The checks of a run apply the same limits.
 
     Exit codes: 0 nothing is missing, 1 something is.
     """
@@ -73,15 +72,15 @@ def command(
 
 def installed() -> Iterator[Finding]:
     """Look for what a run needs. Nothing is started."""
-    from tailgate.loadtests.trials.preflight import check_compiler, check_port
+    from tailgate.loadtests.trials.preflight import check_compiler
     from tailgate.servers.splitter.envoy import envoy_path
 
-    def tried(what: str, check: Callable[[], object], ok: str = "", hint: str = "") -> Finding:
-        """Return whether `check` raises no ConfigError; with a `hint` it need not."""
+    def tried(what: str, check: Callable[[], object], ok: str = "") -> Finding:
+        """Return whether `check` raises no ConfigError."""
         try:
             found = check()
         except ConfigError as error:
-            return Finding(what, "warning" if hint else "missing", hint or str(error))
+            return Finding(what, "missing", str(error))
         return Finding(what, "ok", ok or str(found))
 
     yield Finding("Python", "ok", platform.python_version())
@@ -89,11 +88,6 @@ def installed() -> Iterator[Finding]:
     yield from needed_by_managed_arms()
     yield tried("C++ compiler", check_compiler, os.environ.get("CXX") or "g++")
     yield tried("Envoy", envoy_path)
-    for port, name in _PORTS:
-        check = partial(check_port, port, key="--port")
-        yield tried(
-            f"port {port}", check, f"free for `tailgate {name}`", f"taken: give `tailgate {name}` another --port"
-        )
 
 
 def needed_by_managed_arms() -> Iterator[Finding]:

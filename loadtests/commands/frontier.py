@@ -32,7 +32,7 @@ def command(
 ) -> int:
     """Find out which policy to ship at which load.
 
-    Starts one arm after another, each time at loads around the highest that it holds within the [slo], until the budget
+    Starts one arm after another and loads each around the highest rate that it holds within the [slo], until the budget
     is spent or nothing is open. Loads begin at traffic.rates, or around traffic.rate. Ctrl-C ends with what is known.
 
     Exit codes: 0 it ended with an answer; where the experiment sets [gates], those of `run` (0 PASS, 3 INCONCLUSIVE, 99

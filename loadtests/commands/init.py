@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -66,9 +67,9 @@ def command(
 ) -> int:
     """Write an experiment for your model or your two servers.
 
-    The file is short and commented, and passes `tailgate check`. Its run lasts as long as the gates on p99 need at the
+    The file is short and commented, and passes `tailgate check`. Its run is long enough for the gates on p99 at that
     rate. At a terminal it asks for what no option gives; elsewhere --model and --rate are required. Next to the file
-    it writes the JSON Schema by which editors complete and check settings.
+    it writes the JSON Schema with which editors complete and check settings.
     """
     from tailgate.analysis.wording import counted
     from tailgate.loadtests.experiments.files import check_makeable, parse_toml
@@ -148,6 +149,9 @@ def written(path: str, model: str, urls: Sequence[str], rate: float, p99_ms: flo
         design = f'design = "switchback"  # the arms take turns on the GPU\nblock_s = {_TURN_S:g}\n'
     prompt = _PROMPT_TOKENS if urls else min(_PROMPT_TOKENS, positions if encoder else positions * 3 // 4)
     new = _NEW_TOKENS if urls else min(_NEW_TOKENS, positions - prompt)
+    if not urls and model.startswith(("./", "../")):  # relative to the file that it stands in
+        model = os.path.relpath(model, Path(path).parent)
+        model = model if model.startswith("../") else f"./{model}"
     slo = {f"p99_{metric}_ms": p99_ms} if p99_ms else {}
     values = {
         "schema": SCHEMA_LINE,

@@ -22,14 +22,14 @@ EXAMPLES = """\
 def command(
     experiment: OptionalExperiment = None,
     arm: Arm = "",
-    shapes: Annotated[str, typer.Option(metavar="LIST", help="Shapes to run in this order, between commas.")] = "",
+    shapes: Annotated[str, typer.Option(metavar="LIST", help="Shapes to run in this order, separated by commas.")] = "",
     settings: Annotated[
-        list[str] | None, set_option("compile.mode=max-autotune, or as `run` takes it with EXPERIMENT")
+        list[str] | None, set_option("compile.mode=max-autotune; with EXPERIMENT arms.NAME.compile.mode=max-autotune")
     ] = None,
     cache_dir: CacheDir = "",
     trace: Annotated[
         str | None,
-        typer.Option(metavar="TRACE", help="Say how much which buckets pad this trace."),
+        typer.Option(metavar="TRACE", help="Say how much padding each choice of buckets costs on this trace."),
     ] = None,
     max_prompt_tokens: Annotated[
         int | None,

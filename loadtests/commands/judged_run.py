@@ -11,6 +11,7 @@ from tailgate.loadtests.commands.parity import show_parity
 from tailgate.loadtests.commands.verdict import judge_run
 from tailgate.loadtests.trials.environment import has_requests
 from tailgate.loadtests.trials.live_page import live_page, page_port
+from tailgate.loadtests.trials.preflight import check_port
 from tailgate.loadtests.trials.progress import displayed
 from tailgate.loadtests.trials.run import Orchestrator
 from tailgate.loadtests.trials.status import Status
@@ -22,6 +23,8 @@ def run_and_judge(orchestrator: Orchestrator, *, page: str, metrics: str, verbos
     `page` and `metrics` are --page and --metrics.
     """
     status, port = orchestrator.status, page_port(page)
+    if port:
+        check_port(port, key="--page")
     orchestrator.metrics = bool(metrics)
     orchestrator.prepare()
     ended: dict[str, Any] = {"complete": False, "error": "it ended in the middle"}

@@ -64,19 +64,19 @@ Out = Annotated[str, typer.Option(metavar="DIR", help="Folder for run directorie
 TraceFile = Annotated[str, typer.Option("--trace", metavar="FILE", help="Replay times and lengths of this trace.")]
 AtMost = Annotated[
     float | None,
-    typer.Option(metavar="TIME", help="End the traffic of all trials by then, such as 60m or 2h.", parser=duration),
+    typer.Option(metavar="TIME", help="Longest traffic of all trials together, such as 60m or 2h.", parser=duration),
 ]
 Duration = Annotated[
     float | None,
     typer.Option(
         metavar="TIME",
-        help="Send traffic for so long in each trial, such as 90s or 20m; replaces traffic.duration_s.",
+        help="Length of the traffic in each trial, such as 90s or 20m; replaces traffic.duration_s.",
         parser=duration,
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress: only the result and errors.")]
 Verbose = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Print progress as lines, and all that the run's processes log.")
+    bool, typer.Option("--verbose", "-v", help="Print progress as lines, and everything that the run's processes log.")
 ]
 Slo = Annotated[
     list[str] | None,
@@ -87,9 +87,7 @@ Slo = Annotated[
 ]
 Page = Annotated[
     str,
-    typer.Option(
-        metavar="PORT", help="Port of this machine at which to serve the live page, 0 for a free one, or off."
-    ),
+    typer.Option(metavar="PORT", help="Port of the live page on this machine; 0 for a free one, or off."),
 ]
 Metrics = Annotated[
     str,

@@ -14,7 +14,6 @@ from tailgate.servers import stdout
 EXAMPLES = """\
   tailgate parity demo
   tailgate parity canary.toml --set parity.prompts=64 --set parity.tokens=128
-  tailgate parity canary.toml --set parity.reference=false
   tailgate parity int8.toml --set parity.texts=texts.jsonl --set parity.max_kl=0.01"""
 
 
@@ -36,7 +35,7 @@ def command(
     Exit codes: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 bad usage or configuration, 1 the measurement broke or was
     interrupted.
     """
-    from tailgate.loadtests.experiments.files import check_writable
+    from tailgate.loadtests.experiments.files import check_makeable
     from tailgate.loadtests.experiments.reading import load
     from tailgate.loadtests.trials.context import RunError
     from tailgate.loadtests.trials.environment import new_run_dir
@@ -46,7 +45,7 @@ def command(
 
     loaded = load(experiment, settings=settings or ())
     check_measurable(loaded)
-    check_writable(Path(out))
+    check_makeable(Path(out))
     stopped: list[int] = []
 
     def check() -> None:
@@ -92,10 +91,7 @@ def parity_table(document: Mapping[str, Any]) -> str:
     """Return the outcome for a terminal: a heading, a line for each distance of each arm, and why an arm fails."""
     from tailgate.analysis.report.values import count, figure
 
-    if "width" in document:
-        size = f"{count(document['rows'])} vectors of {counted(document['texts'], 'text')}, alone and in batches"
-    else:
-        size = f"{count(document['positions'])} positions of {counted(document['requests'], 'answer')}"
+    size = f"{count(document['rows'])} outputs for {counted(document['prompts'], 'prompt')}"
     lines = [f"parity of {document['name']} · {document['dtype']} · {size} · control {document['control']['name']}", ""]
     rows = [("arm", "distance", "verdict", "value", "limit", "")]
     for arm in (document["control"], *document["arms"]):

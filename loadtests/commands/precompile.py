@@ -23,7 +23,7 @@ def command(
     experiment: OptionalExperiment = None,
     out: Annotated[str, typer.Option(metavar="FILE", help="File to write. Default: the arm's compile.artifact.")] = "",
     settings: Annotated[
-        list[str] | None, set_option("compile.mode=max-autotune, or as `run` takes it with EXPERIMENT")
+        list[str] | None, set_option("compile.mode=max-autotune; with EXPERIMENT arms.NAME.compile.mode=max-autotune")
     ] = None,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -36,7 +36,7 @@ def command(
 
     Exit codes: 0 written, 2 bad usage or configuration, 1 it broke or was interrupted.
     """
-    from tailgate.loadtests.experiments.files import check_writable
+    from tailgate.loadtests.experiments.files import check_makeable
     from tailgate.loadtests.trials.preflight import check_arm
     from tailgate.servers.fields import as_toml
 
@@ -53,5 +53,6 @@ def command(
         )
     config = config.replace(compile=config.compile.replace(artifact=""))
     check_arm(config)
-    check_writable(Path(path).parent)
+    check_makeable(Path(path).parent)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
     become("tailgate.servers.precompile", config, "", ["--out", path, *(["--quiet"] * quiet), *(["--json"] * as_json)])

@@ -26,8 +26,8 @@ UntilDecided = Annotated[
     bool,
     typer.Option(
         "--until-decided",
-        help="Analyze the run after every block and end it when every gate is decided, or can no longer be. The "
-        "error rate is controlled across these analyses (gates.sequential = true).",
+        help="End the run once every gate is decided, or can no longer be. It is analysed after every block, at one "
+        "error rate for all analyses (gates.sequential = true).",
     ),
 ]
 

@@ -54,7 +54,7 @@ def command(
     """
     from tailgate.loadtests.trials.preflight import check_arm, check_port
 
-    arm = preset_arm(preset, settings, name=name)
+    arm = preset_arm(preset, settings, name=name, flag="--preset")
     check_arm(arm)
     if port:
         check_port(port, key="--port", host=host)

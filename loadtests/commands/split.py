@@ -57,7 +57,7 @@ def command(
     ] = None,
     tls_key: Annotated[str | None, typer.Option(metavar="FILE", help="The key of --tls-certificate (PEM).")] = None,
     request_log: Annotated[
-        str, typer.Option(metavar="FILE", help="Log requests here, by which `tailgate ramp --admin` judges them.")
+        str, typer.Option(metavar="FILE", help="Log requests to this file, for `tailgate ramp --admin`.")
     ] = "",
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print Envoy's configuration as JSON, and exit.")
@@ -112,6 +112,8 @@ def _split(config: SplitterConfig, *, as_json: bool) -> int:
         try:
             with Envoy.start(config, log_path=log_path, work_dir=scratch) as envoy:
                 admin = envoy.admin.address
+                while not stopped and envoy.poll() is None and not envoy.serves():
+                    time.sleep(0.02)
                 stdout.write("", {"port": envoy.port, "target": envoy.target, "admin": admin}, as_json=as_json)
                 _note(
                     f"splitting {_shares(config.weights)}{_copies(config.shadows)} on {envoy.target}; Ctrl-C ends; "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -80,7 +81,7 @@ def template(name: str) -> str:
 
 def resolve_files(table: dict[str, Any], folder: Path) -> None:
     """Make the files that `table` names relative to `folder` absolute: the load generator runs in another folder."""
-    for name in ("traffic", "security", "splitter", "parity", "arms"):
+    for name in ("model", "traffic", "security", "splitter", "parity", "arms"):
         if name in table:
             table[name] = resolved(name, table[name], folder)
 
@@ -92,7 +93,9 @@ def resolved(key: str, value: Any, folder: Path) -> Any:
     if isinstance(value, list):
         return [resolved(f"{key}[{index}]", item, folder) for index, item in enumerate(value)]
     name = key.rpartition(".")[2].partition("[")[0]
-    if name not in _NAME_FILES or not isinstance(value, str) or not value:
+    if not isinstance(value, str) or not value:
+        return value
+    if name not in _NAME_FILES and not (key.endswith("model.id") and value.startswith(("./", "../"))):
         return value
     path = folder / os.path.expanduser(value)  # noqa: PTH111 (an unknown home stays as it is)
     return (
@@ -101,18 +104,11 @@ def resolved(key: str, value: Any, folder: Path) -> Any:
 
 
 def check_makeable(folder: Path, option: str = "--out") -> None:
-    """Raise ConfigError unless the folder, or the one that it would be made in, can be written to. Make nothing."""
+    """Raise ConfigError unless the folder, or the one that it would be made in, can be written to. Leave nothing."""
     place = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
     if not place.is_dir():
         raise ConfigError(f'{option} "{folder}" cannot be made ("{place}" is no folder): give a folder that can')
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise ConfigError(f'{option} "{place}" is not writable: give a folder that is')
-
-
-def check_writable(folder: Path) -> None:
-    """Make the folder if it is not there. Raises ConfigError unless it can be written to."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f'--out "{folder}" cannot be made ({error.strerror}): give a folder that can') from None
-    check_makeable(folder)
+        tempfile.TemporaryDirectory(dir=place).cleanup()  # permissions alone say nothing of /proc, or to root
+    except OSError:
+        raise ConfigError(f'{option} "{place}" is not writable: give a folder that is') from None

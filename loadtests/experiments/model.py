@@ -95,13 +95,10 @@ class ParityConfig(Settings):
     """How a run checks that its arms compute the same."""
 
     served: bool = True
-    """After the traffic of each trial every replica answers the same few prompts. External arms are asked before the
-    load and after it, if the control is external too."""
+    """After the traffic of each trial every replica answers the same few prompts; external arms do if the control is
+    external too."""
     full: bool = False
     """Measure every arm before the first trial, as `tailgate parity` does. A FAIL ends the run."""
-    reference: bool = True
-    """Compare with float64, which takes four times the memory of bfloat16. Without it, lower precision stays
-    INCONCLUSIVE."""
     prompts: int = Field(default=0, ge=0, le=4096)
     """Prompts that arms answer. 0 is half as many again as `engine.slots`, from 16 to 64; more where shapes change at
     more lengths; 64 with a quantised arm; 48 for external arms."""

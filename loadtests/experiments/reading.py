@@ -16,6 +16,7 @@ from tailgate.loadtests.traffic.settings import TrafficConfig
 from tailgate.servers.complaint import ConfigError, did_you_mean
 from tailgate.servers.config import over, with_preset
 from tailgate.servers.fields import read
+from tailgate.servers.presets import PRESETS
 
 SCHEMA = "experiment.schema.json"
 SCHEMA_LINE = f"#:schema ./{SCHEMA}"
@@ -119,6 +120,8 @@ def set_path(table: dict[str, Any], key: str, value: Any) -> None:
             raise ConfigError(f"--set {key}: {step} is {current!r}, not a table")
     if isinstance(current, list):
         raise ConfigError(f"--set {key} names a whole table: add the key in it, such as {key}.replicas")
+    if last == "preset" and value not in PRESETS:
+        current.setdefault("name", steps[-1])  # so that the complaint has the key as given
     current[last] = value
 
 

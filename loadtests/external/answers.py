@@ -1,7 +1,5 @@
 """Ask an external server for one short answer, blocking and without gevent, outside the load processes.
 
-`ask` makes what goes wrong a line of the answer, because one answer that is missing is no reason to end a run.
-
 `wait_ready` says whether an arm can be judged: it answers, knows the model, and counts its tokens or not. Before a
 trial every replica answers one short request, sent as the load will send them. So a wrong model name, tensor, token or
 address ends the run with one line before any traffic, and the trial's facts say how tokens can be counted.
@@ -13,11 +11,14 @@ import http.client
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import partial
+from typing import Any, TypeVar
 
 import grpc
 
@@ -35,7 +36,9 @@ from tailgate.loadtests.external.grpc_channel import open_channel
 from tailgate.servers.complaint import ConfigError, one_line
 from tailgate.servers.rpc import oip_pb2, oip_pb2_grpc
 
-LARGEST: Final = 1_000_000  # characters of an answer, each of which goes into a record
+_POLL_S = 0.05
+
+T = TypeVar("T")
 
 
 class FailedError(Exception):
@@ -50,25 +53,49 @@ class FailedError(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class Answer:
-    """What came: the text, in how many `pieces` it came, the server's own counts of tokens (None where it gives none),
-    and in `error` why there is no answer."""
+    """The text, in how many `pieces` it came, and the server's own count of tokens (None where it gives none)."""
 
-    text: str = ""
-    pieces: int = 0
+    text: str
+    pieces: int
     tokens: int | None = None
-    prompt_tokens: int | None = None
-    error: str = ""
+
+
+def in_threads(tasks: Sequence[Callable[[], T]], *, at_once: int, wait: Callable[[int], None]) -> list[T]:
+    """Return what each task returns, `at_once` of them under way at a time. Raises what a task raises.
+
+    `wait` is called often with how many are done, and may raise to end it: no other task begins then. A task that hangs
+    does not keep the process, as those of an executor would.
+    """
+    futures: list[Future[T]] = [Future() for _ in tasks]
+    left = deque(zip(futures, tasks, strict=True))
+
+    def work() -> None:
+        while left:
+            try:
+                future, task = left.popleft()
+            except IndexError:
+                return  # another thread took the last one
+            try:
+                future.set_result(task())
+            except Exception as error:
+                future.set_exception(error)
+
+    for _ in range(at_once):
+        threading.Thread(target=work, daemon=True).start()
+    try:
+        while wait_for(futures, _POLL_S).not_done:
+            wait(sum(future.done() for future in futures))
+    finally:
+        left.clear()
+    return [future.result() for future in futures]
 
 
 def ask(config: ExternalArm, address: str, asking: Asking, *, timeout_s: float) -> Answer:
-    """Return the answer of the replica at `address`, within `timeout_s`, or why there is none."""
-    try:
-        with _failures(config, address, timeout_s):
-            answer = _exchange(config, address, asking, timeout_s)
-            answer.text = without_token(answer.text, bearer_token(config))
-            return answer
-    except FailedError as error:
-        return Answer(error=str(error))
+    """Return the answer of the replica at `address`, within `timeout_s`. Raises FailedError."""
+    with _failures(config, address, timeout_s):
+        answer = _exchange(config, address, asking, timeout_s)
+        answer.text = without_token(answer.text, bearer_token(config))
+        return answer
 
 
 @contextmanager
@@ -132,52 +159,39 @@ def _requested(
         connection.close()
 
 
-def _events(reply: http.client.HTTPResponse, deadline: float) -> Iterator[bytes]:
-    stream = openai_wire.EventStream()
-    while piece := reply.read1(65_536):
+def _streamed(reply: http.client.HTTPResponse, deadline: float) -> Answer:
+    parts: list[str] = []
+    tokens, ended, done, stream = None, False, False, openai_wire.EventStream()
+    while not done and (piece := reply.read1(65_536)):
         if time.monotonic() > deadline:  # here, as some servers send comments until they have an event
             raise TimeoutError
-        yield from stream.feed(piece)
-
-
-def _streamed(reply: http.client.HTTPResponse, deadline: float) -> Answer:
-    answer, parts, ended, size = Answer(), [], False, 0
-    for data in _events(reply, deadline):
-        if data.strip() == openai_wire.DONE:
-            ended = True
-            break
-        chunk = openai_wire.read_event(data)
-        if chunk.failed is not None:
-            raise FailedError(chunk.failed[1], status=chunk.failed[0])
-        parts += [chunk.text] if chunk.text else []
-        size = _bounded(size + len(data))
-        ended = ended or chunk.ended
-        answer.tokens = chunk.completion_tokens if chunk.completion_tokens is not None else answer.tokens
-        answer.prompt_tokens = chunk.prompt_tokens if chunk.prompt_tokens is not None else answer.prompt_tokens
-    if not ended:
+        for data in stream.feed(piece):
+            if done := data.strip() == openai_wire.DONE:
+                break
+            chunk = openai_wire.read_event(data)
+            if chunk.failed is not None:
+                raise FailedError(chunk.failed[1], status=chunk.failed[0])
+            parts += [chunk.text] if chunk.text else []
+            ended = ended or chunk.ended
+            tokens = chunk.completion_tokens if chunk.completion_tokens is not None else tokens
+    if not (ended or done):
         raise FailedError("its stream ended without a finish_reason and without [DONE]")
-    answer.text, answer.pieces = "".join(parts), len(parts)
-    return answer
+    return Answer(text="".join(parts), pieces=len(parts), tokens=tokens)
 
 
 def _oip(config: ExternalArm, address: str, asking: Asking, timeout_s: float) -> Answer:
     options = config.options
     assert isinstance(options, OipOptions)
     body = oip_wire.infer_request(options, config.model_name, asking, f"asked-{asking.seed}")
-    size, counted = 0, True
-    values: list[str | int] = []
+    parts: list[str] = []
     with _oip_channel(config, address) as (channel, metadata):
         stream = channel.stream_stream(oip_wire.METHOD)
         for message in stream(iter([body]), timeout=timeout_s, metadata=metadata):
             piece = oip_wire.read_response(options, message)
             if piece.error:
                 raise FailedError(piece.error)
-            size = _bounded(size + len(message))
-            values += [value for value in piece.values if value != ""]
-            counted = counted and (piece.counted or not piece.tokens)
-    # Token ids stand as words, so that answers of ids are compared as those of text are.
-    text = "".join(value if isinstance(value, str) else f" {value}" for value in values)
-    return Answer(text=text, pieces=len(values), tokens=len(values) if counted and values else None)
+            parts += [piece.text] if piece.text else []
+    return Answer(text="".join(parts), pieces=len(parts))
 
 
 @contextmanager
@@ -192,27 +206,20 @@ def _oip_channel(config: ExternalArm, address: str) -> Iterator[tuple[grpc.Chann
             raise FailedError(str(error.details()), status=error.code().name) from None
 
 
-def _bounded(size: int) -> int:
-    if size > LARGEST:
-        raise FailedError(f"its answer has more than {LARGEST} characters")
-    return size
-
-
 # --- Readiness --------------------------------------------------------------------------------------------------------
 
 TOKENS = 8  # of the short answer
 _PROMPT = "Tell me a short story about the sea."
-_POLL_S = 0.1
 _RETRY_S = 0.5
+_MODELS_S = 10.0
 _REQUEST_S = 120.0  # a server may load its model with its first request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """What one short answer to a request for `asked` tokens showed. `tokens` is the server's own count, None when it
-    gave none; `context` the most tokens of a prompt and its answer, where the server tells it."""
+    """What one short answer to a request for `TOKENS` showed. `tokens` is the server's own count, None when it gave
+    none; `context` the most tokens of a prompt and its answer, where the server tells it."""
 
-    asked: int
     tokens: int | None
     context: int | None = None
 
@@ -228,13 +235,10 @@ def wait_ready(
     deadline = time.monotonic() + timeout_s
     while True:
         left_s = min(_REQUEST_S, max(1.0, deadline - time.monotonic()))
-        # In a thread of its own, so that the user can end the run while it waits for the server.
-        answer: Future[Probe] = Future()
-        threading.Thread(target=_probe, args=(answer, config, address, left_s), daemon=True).start()
-        while not wait([answer], _POLL_S).done:
-            check()
+        probing = partial(_probe, config, address, left_s)
         try:
-            return answer.result()
+            # In a thread of its own, so that the user can end the run while it waits for the server.
+            return in_threads([probing], at_once=1, wait=lambda _: check())[0]
         except FailedError as error:
             if not error.not_yet or time.monotonic() + _RETRY_S > deadline:
                 raise
@@ -245,24 +249,21 @@ def wait_ready(
             time.sleep(_POLL_S)
 
 
-def _probe(answer: Future[Probe], config: ExternalArm, address: str, timeout_s: float) -> None:
-    """Set in `answer` what the server answered, or a FailedError."""
+def _probe(config: ExternalArm, address: str, timeout_s: float) -> Probe:
+    """Return what the server answered. Raises FailedError, with a remedy where one is known."""
     try:
         with _failures(config, address, timeout_s):
-            answer.set_result(_probed(config, address, timeout_s))
+            return _probed(config, address, timeout_s)
     except FailedError as error:
         if remedy := _REMEDIES[config.kind].get(error.status):
             error.args = (f"{error}: {remedy}",)
-        answer.set_exception(error)
+        raise
 
 
 def _probed(config: ExternalArm, address: str, timeout_s: float) -> Probe:
-    prompt: str | list[int] = _PROMPT
-    if config.options.prompt == "token_ids":
-        prompt = [3 + index % (config.vocab_size - 3) for index in range(TOKENS)]
     if config.kind == "oip":
         _check_oip_model(config, address)
-    asking = Asking(prompt=prompt, max_tokens=TOKENS, whole_length=True, seed=0)
+    asking = Asking(prompt=_PROMPT, max_tokens=TOKENS, whole_length=True, seed=0)
     found = _exchange(config, address, asking, timeout_s)
     if not found.pieces and isinstance(config.options, OipOptions):
         raise FailedError(
@@ -271,9 +272,15 @@ def _probed(config: ExternalArm, address: str, timeout_s: float) -> Probe:
         )
     context = None
     if config.kind == "openai":
-        with _requested(config, address, "GET", f"{parse_address(address, 'openai').path}/models", 10.0) as reply:
-            context = openai_wire.context_of(reply.read(openai_wire.LARGEST_EVENT), config.model_name)
-    return Probe(asked=TOKENS, tokens=found.tokens, context=context)
+        path = f"{parse_address(address, 'openai').path}/models"
+        try:
+            with _requested(config, address, "GET", path, _MODELS_S) as reply:
+                context = openai_wire.context_of(reply.read(openai_wire.LARGEST_EVENT), config.model_name)
+        except TimeoutError:
+            raise FailedError(f"no answer to GET {path} within {_MODELS_S:g} s", not_yet=True) from None
+        except (OSError, http.client.HTTPException) as error:
+            raise FailedError(f"no answer to GET {path}: {type(error).__name__}: {error}", not_yet=True) from None
+    return Probe(tokens=found.tokens, context=context)
 
 
 # By kind of arm and status of the failure.
@@ -285,7 +292,7 @@ _REMEDIES: dict[str, dict[str, str]] = {
             "give the address with its path, such as http://host:8000/v1, and the model_name that the server knows"
         ),
         "INVALID_ARGUMENT": (
-            "it does not take a field of the request: see model_name and openai.prompt, usage, length_fields and extra"
+            "it does not take a field of the request: see model_name and openai.usage, length_fields and extra"
         ),
     },
     "oip": {

@@ -22,15 +22,12 @@ from tailgate.servers.fields import Listed, Settings
 
 # Body fields that make servers answer with exactly as many tokens as the request says.
 LengthField = Literal["ignore_eos", "min_tokens"]
-EXTERNAL_KEYS = ("address", "model_name", "vocab_size", "telemetry", *SecurityConfig.model_fields, *KINDS)
+EXTERNAL_KEYS = ("address", "model_name", "telemetry", *SecurityConfig.model_fields, *KINDS)
 
 
 class _Options(Settings):
     """What either protocol lets a request say of its prompt and its answer."""
 
-    prompt: Literal["text", "token_ids"] = "text"
-    """`text` sends words. `token_ids` sends exactly the planned tokens, which the completions of vLLM and SGLang take,
-    and INT32 tensors of OIP models such as TensorRT-LLM's; needs `vocab_size`."""
     tokenizer: str = ""
     """The model's folder or hub id. Texts then have exactly the planned number of tokens, the chat template included;
     without it about as many."""
@@ -41,8 +38,6 @@ class _Options(Settings):
 
     @model_validator(mode="after")
     def _can_be_written(self) -> Self:
-        if self.prompt == "token_ids" and self.tokenizer:
-            raise ValueError('tokenizer is set but prompt is "token_ids", which needs none: drop one')
         try:
             json.dumps(self.extra, allow_nan=False)
         except (TypeError, ValueError) as error:
@@ -56,18 +51,13 @@ class OpenAiOptions(_Options):
     """How requests to an OpenAI-compatible server are written. They are greedy (`temperature` 0) and streamed."""
 
     endpoint: Literal["completions", "chat"] = "completions"
-    """API that is called. `chat` takes texts only."""
+    """API that is called."""
     usage: Literal["end", "each", "off"] = "end"
     """When the server counts tokens: at the `end` of a stream (`stream_options.include_usage`), with `each` chunk
     (`continuous_usage_stats`, which vLLM knows), or never (`off`)."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if self.endpoint == "chat" and self.prompt == "token_ids":
-            raise ValueError(
-                'prompt is "token_ids" but chat messages are text: use openai.endpoint = "completions", '
-                'or openai.prompt = "text"'
-            )
         for key in ("stream", "model", "prompt", "messages", "stream_options"):
             if key in self.extra:
                 raise ValueError(f"extra.{key} is what tailgate itself must set: remove it")
@@ -79,9 +69,7 @@ class OipOptions(_Options):
     tensor with an empty name is not sent."""
 
     prompt_tensor: str = Field(default="text_input", min_length=1)
-    """The prompt: BYTES, or INT32 for token ids."""
-    prompt_length_tensor: str = ""
-    """The number of token ids (INT32)."""
+    """The prompt (BYTES)."""
     max_tokens_tensor: str = ""
     """The length of the answer (INT32)."""
     stream_tensor: str = "stream"
@@ -89,7 +77,7 @@ class OipOptions(_Options):
     parameters_tensor: str = "sampling_parameters"
     """JSON (BYTES) with `max_tokens`, `length_fields` and `extra`."""
     output_tensor: str = Field(default="text_output", min_length=1)
-    """The answer: BYTES, one piece of text a response; or integers, which are counted as tokens."""
+    """The answer (BYTES), one piece of text a response."""
     batched: bool = False
     """Put a batch dimension of 1 before every shape."""
 
@@ -174,8 +162,6 @@ class ExternalArm(SecurityConfig):
     of replicas."""
     model_name: str = Field(min_length=1)
     """The model's name at the server."""
-    vocab_size: int = Field(default=0, ge=0)
-    """Size of the model's vocabulary, which bounds the token ids of prompts."""
     telemetry: TelemetryConfig = TelemetryConfig()
     """The server's log."""
     weight: ClassVar[int] = 1
@@ -190,17 +176,11 @@ class ExternalArm(SecurityConfig):
             raise ValueError(
                 "tls_ca or a certificate is given but no address uses TLS: write https://, or leave it out"
             )
-        if 0 < self.vocab_size < 4:
-            raise ValueError(f"vocab_size is {self.vocab_size}: give the model's own, 4 or more")
         if (count := len(self.telemetry.logs)) not in (0, 1, len(self.address)):
             key = "log" if self.telemetry.log else "log_command"
             raise ValueError(
                 f"telemetry.{key} has {count} and address {len(self.address)}: give one for each address, or one "
                 "for all"
-            )
-        if self.options.prompt == "token_ids" and not self.vocab_size:
-            raise ValueError(
-                f'vocab_size is missing but {self.kind}.prompt is "token_ids": give the size of the model\'s vocabulary'
             )
         return self
 

@@ -1,16 +1,14 @@
-"""What an external arm is asked: the prompt of a planned request as it takes it, and how it is to answer."""
+"""What an external arm is asked: the prompt of a planned request, and how it is to answer."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tailgate.loadtests.external.arms import ExternalArm, OipOptions, OpenAiOptions
-from tailgate.loadtests.traffic.prompts import PromptSource, PromptText, load_prompt_text
-from tailgate.loadtests.traffic.schedule import PlannedRequest
+from tailgate.loadtests.traffic.prompts import PromptText, load_prompt_text
 
 # One token each in the common byte-pair vocabularies, with a space before and mostly without; where the server's
 # tokenizer is not at hand, prompts made of them have about the planned length.
@@ -25,13 +23,13 @@ _COMMON_WORDS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asking:
-    """One prompt as the arm takes it, and how it is to answer.
+    """One prompt, and how the arm is to answer.
 
     `whole_length` asks for exactly `max_tokens`, where the server can. The answer is greedy unless the arm's `extra`
     says otherwise, and with `greedy` whatever that says.
     """
 
-    prompt: str | Sequence[int]
+    prompt: str
     max_tokens: int
     whole_length: bool
     seed: int
@@ -45,24 +43,17 @@ class Asking:
         return {**fields, **options.extra, **(greedy if self.greedy else {})}
 
 
-def prompt_source(config: ExternalArm, traffic: PromptSource) -> PromptSource:
-    """Return the source of the arm's prompts; `traffic` is that of managed arms. Raises ConfigError if none fits."""
+def prompt_text(config: ExternalArm, traffic: PromptText | None) -> PromptText:
+    """Return what makes the arm's prompts; `traffic` makes those of managed arms, None where they are token ids.
+
+    Raises ConfigError for a tokenizer that is of no use.
+    """
     options = config.options
-    if options.prompt == "token_ids":
-        return traffic
     if options.tokenizer:
         chat = isinstance(options, OpenAiOptions) and options.endpoint == "chat"
-        remedy = f"remove {config.kind}.tokenizer"
-        remedy += "" if chat else f', or set {config.kind}.prompt = "token_ids" and vocab_size in its place'
-        return PromptSource(text=load_prompt_text(options.tokenizer, chat=chat, remedy=remedy))
-    if traffic.text is not None:
+        return load_prompt_text(options.tokenizer, chat=chat, remedy=f"remove {config.kind}.tokenizer")
+    if traffic is not None:
         return traffic
     follows = tuple(f" {word}" for word in _COMMON_WORDS)
     nothing = np.zeros(len(follows), dtype=np.int64)  # only its text is sent
-    return PromptSource(text=PromptText(first=_COMMON_WORDS[0], first_id=0, follows=follows, follow_ids=nothing))
-
-
-def prompt_of(config: ExternalArm, source: PromptSource, plan: PlannedRequest) -> str | list[int]:
-    """Return the prompt as text or token ids; `source` is the arm's own."""
-    text = source.plain(plan)
-    return source.ids(plan) if text is None or config.options.prompt == "token_ids" else text
+    return PromptText(first=_COMMON_WORDS[0], first_id=0, follows=follows, follow_ids=nothing)

@@ -176,16 +176,13 @@ class CompileLog:
         self.lines += 1
         self.learn(line)
         at_ns, writer = self._clock.moment(line, arrived_ns), _writer_of(line)
-        if self._recompile is not None:
-            recompile, waits, since_ns = self._recompile
-            guard = _GUARD.search(line)
-            if guard and writer == waits and not recompile.reason:
-                self._recompile = replace(recompile, reason=guard[1][:_LONGEST]), waits, since_ns
-            elif "[__recompiles" not in line or _RECOMPILE.search(line):
-                yield from self.rest()
+        if self._recompile is not None and self._recompile[1] == writer and (guard := _GUARD.search(line)):
+            (recompile, *_), self._recompile = self._recompile, None
+            yield from self._once(replace(recompile, reason=guard[1][:_LONGEST]), writer)
         head = _GLOG.search(line)
         known = LoggedCompile(kind="", start_ns=at_ns, end_ns=at_ns, compile_id=(head[3] or "") if head else "")
         if match := _RECOMPILE.search(line):
+            yield from self.rest()
             recompile = replace(known, kind="recompile", frame=f"{match[1]} in {match[2]}")
             self._recompile = recompile, writer, arrived_ns
         if match := _DYNAMO.search(line):

@@ -49,13 +49,12 @@ def request_path(options: OpenAiOptions, address: Address) -> str:
 
 
 def request_body(options: OpenAiOptions, model: str, asking: Asking) -> bytes:
-    """Return one streaming request as JSON. A chat takes text, as its one message; a completion text or token ids."""
-    prompt = asking.prompt
+    """Return one streaming request as JSON. A chat takes the prompt as its one message."""
     body: dict[str, Any] = {"model": model, "stream": True, **asking.fields(options)}
     if options.endpoint == "completions":
-        body["prompt"] = prompt if isinstance(prompt, str) else list(prompt)
+        body["prompt"] = asking.prompt
     else:
-        body["messages"] = [{"role": "user", "content": prompt}]
+        body["messages"] = [{"role": "user", "content": asking.prompt}]
     if options.usage != "off":
         each = {"continuous_usage_stats": True} if options.usage == "each" else {}
         body["stream_options"] = {"include_usage": True, **each}
@@ -90,22 +89,15 @@ class EventStream:
                 event = b"\n".join(data)
                 data.clear()
                 if event.strip():
-                    events.append(_as_error(event) if self._is_error else event)
+                    events.append(_error(event.decode("utf-8", "replace")) if self._is_error else event)
                 self._is_error = False
         if len(self._line) + sum(map(len, data)) > LARGEST_EVENT:
             raise ValueError(f"an event has more than {LARGEST_EVENT} bytes")
         return events
 
 
-def _as_error(data: bytes) -> bytes:
-    """Return the data of an event named "error" as a JSON object with the key `error`."""
-    try:
-        content = json.loads(data)
-    except (ValueError, RecursionError):
-        content = data.decode("utf-8", "replace")
-    if isinstance(content, dict) and content.get("error") is not None:
-        return data
-    return json.dumps({"error": content if content else "the server sent an error event"}).encode()
+def _error(text: str) -> bytes:
+    return json.dumps({"error": text}).encode()
 
 
 class Chunk(NamedTuple):
@@ -127,7 +119,7 @@ def read_event(data: bytes) -> Chunk:
         raise ValueError(f"an event is no JSON object: {data[:80]!r}")
     choices = event.get("choices")
     usage = event.get("usage")
-    if (event.get("error") is not None or (not choices and usage is None)) and (failed := error_in(event)) is not None:
+    if (event.get("error") is not None or (not choices and usage is None)) and (failed := _error_in(event)) is not None:
         return Chunk(failed=failed)
     text, answers, ended = "", False, False
     if choices:
@@ -161,15 +153,11 @@ def http_status_name(code: int) -> str:
     return _HTTP_STATUS.get(code) or _HTTP_STATUS.get(code // 100, "UNKNOWN")
 
 
-def error_in(body: Any) -> tuple[str, str] | None:
-    """Return (status, message) of an error object inside a stream or in a body; None when it is none."""
-    if not isinstance(body, dict):
-        return None
-    error = body.get("error")
-    if error is None and (body.get("object") == "error" or ("message" in body and body.keys() & {"code", "type"})):
-        error = body
-    if error is None and "detail" in body:  # FastAPI's
-        error = {"message": body["detail"]}
+def _error_in(event: dict[str, Any]) -> tuple[str, str] | None:
+    """Return (status, message) of an error object inside a stream; None when it is none."""
+    error = event.get("error")
+    if error is None and (event.get("object") == "error" or ("message" in event and event.keys() & {"code", "type"})):
+        error = event
     if error is None:
         return None
     table = error if isinstance(error, dict) else {"message": error}
@@ -192,27 +180,15 @@ def error_of_answer(answer: HTTPResponse) -> tuple[str, str] | None:
         kind = f"{encoding}-compressed {kind}"
     if answer.status == 200 and kind.partition(";")[0].strip().lower() == "text/event-stream":
         return None
-    return error_of_body(answer.status, answer.read(LARGEST_ERROR), answer.getheader("location", ""), kind)
-
-
-def error_of_body(code: int, body: bytes, location: str = "", content_type: str = "") -> tuple[str, str]:
-    """Return (status, message) of an HTTP answer that is no event stream, whatever its body holds."""
-    if 300 <= code < 400:
-        where = f" to {location}" if location else ""
-        return http_status_name(code), f"HTTP {code}: the server redirects{where}: give that address"
-    try:
-        error = error_in(json.loads(body))
-    except (ValueError, RecursionError):
-        error = None
-    text = error[1] if error is not None else body.decode("utf-8", "replace").strip()
+    code, text = answer.status, answer.read(LARGEST_ERROR).decode("utf-8", "replace").strip()
     if 200 <= code < 300:
-        if error is not None:
-            return error
-        named = f"the Content-Type {content_type}" if content_type else "no Content-Type"
+        named = f"the Content-Type {kind}" if kind else "no Content-Type"
         why = (
             f"the answer has {named} and not text/event-stream: give an API that streams, and see what a proxy changes"
         )
         return "INTERNAL", f"{why} ({text or 'it is empty'})"
+    if location := answer.getheader("location", ""):
+        text = f"the server redirects to {location}: give that address"
     return http_status_name(code), f"HTTP {code}: {text}" if text else f"HTTP {code}"
 
 

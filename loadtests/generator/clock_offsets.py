@@ -43,11 +43,12 @@ class Exchange(NamedTuple):
 
 
 class ClockComparison:
-    """The master's clock as seen from a worker, from the best of its newest exchanges."""
+    """The master's clock as seen from a worker: `best` is the best of its newest exchanges. Before the first the clocks
+    are one."""
 
     def __init__(self) -> None:
         self._exchanges: deque[Exchange] = deque(maxlen=_KEPT)
-        self._best: Exchange | None = None
+        self.best = Exchange(0, 0, 0, 0)
         self.count = 0
         self._worst_ns = 0  # the largest uncertainty that any record was moved with
 
@@ -57,28 +58,19 @@ class ClockComparison:
             return
         self._exchanges.append(exchange)
         self.count += 1
-        self._best = min(self._exchanges, key=lambda item: item.uncertainty_ns(exchange.back_ns))
-
-    @property
-    def offset_ns(self) -> int:
-        """What to add to this clock to get the master's."""
-        return 0 if self._best is None else self._best.offset_ns
-
-    def uncertainty_ns(self, at_ns: int) -> int:
-        """Return the largest error of `offset_ns` at `at_ns` on this clock."""
-        return 0 if self._best is None else self._best.uncertainty_ns(at_ns)
+        self.best = min(self._exchanges, key=lambda item: item.uncertainty_ns(exchange.back_ns))
 
     def offset_of_records(self) -> int:
-        """Return `offset_ns` for records that are written now, and remember how uncertain their times are."""
-        self._worst_ns = max(self._worst_ns, self.uncertainty_ns(now_ns()))
-        return self.offset_ns
+        """Return the offset for records that are written now, and remember how uncertain their times are."""
+        self._worst_ns = max(self._worst_ns, self.best.uncertainty_ns(now_ns()))
+        return self.best.offset_ns
 
     def account(self) -> dict[str, Any]:
         """Return what generator-N.json says of the clock: whose it is, its offset and how well that is known."""
         return {
             "host": socket.gethostname(),
-            "offset_ns": self.offset_ns,
-            "uncertainty_ns": self.uncertainty_ns(now_ns()),
+            "offset_ns": self.best.offset_ns,
+            "uncertainty_ns": self.best.uncertainty_ns(now_ns()),
             "worst_uncertainty_ns": self._worst_ns,
             "exchanges": self.count,
         }

@@ -49,7 +49,7 @@ def _routes(config: TrialConfig) -> dict[str, Route]:
     encode = own_encoder(source, ignore_eos=config.ignore_eos, task=config.task)
     routes = {arm: Route(encode, list(map(endpoint, target.split(",")))) for arm, target in config.targets.items()}
     for arm, external in config.external.items():
-        routes[arm] = external_route(arm, external, traffic=source, ignore_eos=config.ignore_eos)
+        routes[arm] = external_route(arm, external, traffic=source.text, ignore_eos=config.ignore_eos)
     return routes
 
 

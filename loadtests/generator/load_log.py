@@ -82,7 +82,7 @@ class LoadLog:
 
     def account(self) -> dict[str, Any]:
         file = self._recorder.file if self._recorder is not None else None
-        offset_ns, at_ns = 0 if self._clock is None else self._clock.offset_ns, now_ns()
+        offset_ns, at_ns = 0 if self._clock is None else self._clock.best.offset_ns, now_ns()
         return {
             "worker": self.worker,
             "planned": self.started if self.planned is None else self.planned,

@@ -36,8 +36,6 @@ def record_of(call: Call, trial: int) -> RequestRecord:
         how = "routed" if copy.arm is None else "pinned"
         status, error = "INTERNAL", f'{how} to arm "{expected}" but arm "{answered}" answered: check the routes'
     *served, prompt_tokens, counted = _figures(trailing)
-    if prompt_tokens is None:
-        prompt_tokens = (call.input_tokens if isinstance(call, EmbedCall) else 0) or plan.prompt_tokens
     if status == "OK" and (fault := _fault(error, embeds, output_tokens, counted)):
         status, error = "INTERNAL", fault
     return RequestRecord(
@@ -53,7 +51,7 @@ def record_of(call: Call, trial: int) -> RequestRecord:
         end_ns=call.end_ns,
         status=status,
         error=error or None,
-        prompt_tokens=prompt_tokens,
+        prompt_tokens=plan.prompt_tokens if prompt_tokens is None else prompt_tokens,
         max_tokens=None if embeds else plan.max_tokens,
         output_tokens=None if embeds else output_tokens,
         token_ns=None if embeds else token_ns,

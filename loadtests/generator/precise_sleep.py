@@ -52,7 +52,6 @@ class KernelTimer:
 
 
 spare_timers: list[KernelTimer] = []
-os.register_at_fork(after_in_child=spare_timers.clear)  # the parent goes on using them
 
 
 def sleep_until(at_ns: int) -> None:

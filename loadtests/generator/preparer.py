@@ -14,7 +14,7 @@ from tailgate.loadtests.clients.route import Endpoint, Route
 from tailgate.loadtests.traffic.schedule import PlannedRequest, Schedule, planned_requests
 
 _AHEAD_NS = 5_000_000_000
-_AHEAD_BYTES = 64 * 1024 * 1024
+_LOOK_EVERY_S = 0.05  # whether the next request is due soon enough to be encoded
 _ROWS_AT_ONCE = 32  # some 0.3 ms
 _IN_A_ROW = 16  # requests encoded before others take their turn: some 0.3 ms
 # Not 0: the hub would run greenlets that are ready, for up to 5 ms, before it looks at any socket or timer.
@@ -40,7 +40,8 @@ Prepared = tuple[RequestCopy, ...]
 
 
 class Preparer:
-    """Encodes the requests of a schedule with `prepare`. `on_failure` is called with the line to show."""
+    """Encodes the requests of a schedule with `prepare`. Iterating it gives (offset in ns from the start, the copies)
+    in order of time. `on_failure` is called with the line to show."""
 
     def __init__(
         self,
@@ -52,9 +53,7 @@ class Preparer:
         self._prepare = prepare
         self._on_failure = on_failure
         self._ready: Queue[Any] = Queue()
-        self._ready_bytes = 0
         self._filled = Event()
-        self._space = Event()
         self.greenlet = gevent.spawn(self._run, schedule)
 
     def wait_filled(self) -> None:
@@ -62,30 +61,18 @@ class Preparer:
         self._filled.wait()
 
     def __iter__(self) -> Iterator[tuple[int, Prepared]]:
-        """Yield (offset in ns from the start, the copies) in order of time."""
-        for offset_ns, prepared in self._ready:
-            self._ready_bytes -= sum(len(copy.body) for copy in prepared)
-            yield offset_ns, prepared
-            self._space.set()
+        return iter(self._ready)
 
     def _run(self, schedule: Schedule) -> None:
         try:
-            self._encode(schedule)
+            for count, plan in enumerate(planned_requests(schedule.table, at_once=_ROWS_AT_ONCE), start=1):
+                while self._ready.qsize() and plan.offset_ns - self._ready.peek_nowait()[0] > _AHEAD_NS:
+                    self._filled.set()
+                    gevent.sleep(_LOOK_EVERY_S)
+                self._ready.put((plan.offset_ns, self._prepare(plan)))
+                if count % _IN_A_ROW == 0:
+                    gevent.sleep(TURN_S)
         except Exception as error:  # of any kind: the dispatcher must not wait without end
             self._on_failure(f"the schedule cannot be encoded: {error}")
         self._ready.put(StopIteration)  # at which iteration ends
         self._filled.set()
-
-    def _encode(self, schedule: Schedule) -> None:
-        for count, plan in enumerate(planned_requests(schedule.table, at_once=_ROWS_AT_ONCE), start=1):
-            while self._ready.qsize() and (
-                plan.offset_ns - self._ready.peek_nowait()[0] > _AHEAD_NS or self._ready_bytes > _AHEAD_BYTES
-            ):
-                self._space.clear()
-                self._filled.set()
-                self._space.wait()
-            prepared = self._prepare(plan)
-            self._ready.put((plan.offset_ns, prepared))
-            self._ready_bytes += sum(len(copy.body) for copy in prepared)
-            if count % _IN_A_ROW == 0:
-                gevent.sleep(TURN_S)

@@ -91,6 +91,10 @@ class PromptText:
         rest = (words[1:] % np.uint64(len(self.follows))).tolist()
         return self.first + "".join([self.follows[index] for index in rest])
 
+    def prompt(self, plan: PlannedRequest) -> str:
+        """Return the text of the prompt, which the model's tokenizer turns into `plan.prompt_tokens`."""
+        return self.text(_content(plan, max(1, plan.prompt_tokens - self.added)))
+
     def ids(self, words: Words) -> list[int]:
         """Return the token ids of `text(words)` alone."""
         ids: list[int] = self.follow_ids[words % np.uint64(len(self.follows))].tolist()
@@ -290,9 +294,7 @@ class PromptSource:
 
     def plain(self, plan: PlannedRequest) -> str | None:
         """Return the prompt as text that a server tokenises to `plan.prompt_tokens`; None where only ids are exact."""
-        if self.text is None:
-            return None
-        return self.text.text(_content(plan, max(1, plan.prompt_tokens - self.text.added)))
+        return None if self.text is None else self.text.prompt(plan)
 
 
 def _content(plan: PlannedRequest, count: int) -> Words:

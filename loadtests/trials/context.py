@@ -54,6 +54,7 @@ class TrialFacts:
     over_limit: dict[str, int] = field(default_factory=dict)
     start_ns: int | None = None
     complete: bool = False
+    interrupted_ns: int | None = None  # when the user stopped it
     deaths: list[dict[str, Any]] = field(default_factory=list)
     ready_ns: int | None = None  # when every managed arm served
     startup: dict[str, dict[str, Any]] = field(default_factory=dict)

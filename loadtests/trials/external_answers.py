@@ -1,8 +1,8 @@
-"""Ask every external arm the same prompts, before the load and after it, and record what each answered.
+"""Ask every external arm the same prompts after the load, and record what each answered.
 
-Each time every arm is asked twice, the second time with another seed, in the opposite order and at another replica: who
-answers greedily does not care. Nothing is judged here: `tailgate.analysis.judging.gates.greedy` reads the files again
-at any time.
+Every arm is asked twice, the second time with another seed, in the opposite order and at another replica: who answers
+greedily does not care. Nothing is judged here: `tailgate.analysis.judging.gates.greedy` reads the files again at any
+time.
 """
 
 from __future__ import annotations
@@ -10,101 +10,75 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
-from tailgate.analysis.records.asked_answers import PATTERN
+from tailgate.analysis.records.asked_answers import PATTERN, GreedyAnswer
 from tailgate.analysis.records.documents import write_document
 from tailgate.loadtests.experiments.model import Experiment
-from tailgate.loadtests.external.answers import Answer, ask
+from tailgate.loadtests.external.answers import FailedError, ask, in_threads
 from tailgate.loadtests.external.arms import ExternalArm
-from tailgate.loadtests.external.asking import Asking, prompt_of, prompt_source
-from tailgate.loadtests.traffic.prompts import PromptSource
+from tailgate.loadtests.external.asking import Asking, prompt_text
+from tailgate.loadtests.traffic.prompts import load_prompt_text
 from tailgate.loadtests.traffic.schedule import PlannedRequest, Schedule, planned_requests
 from tailgate.loadtests.trials.context import TrialContext
-from tailgate.loadtests.trials.served_parity import in_threads
 
 PROMPTS: Final = 48  # with none that departs, fewer than 1 answer in 16 can be another one, with 95 % confidence
 AT_ONCE: Final = 8
-ROUND_S: Final = 300.0  # a server that hangs must not hold up the run for hours
-_SEEDS: Final = (20_011, 40_009)  # of the first and the second time
+MOST_S: Final = 600.0  # for all answers of an arm: a server that hangs must not hold up the run for hours
 
 
-class ExternalAnswers:
-    """The answers of the trial's external arms, in `answers-ARM.json` of its folder."""
+def ask_external_arms(trial: TrialContext, schedule: Schedule) -> None:
+    """Ask every arm twice and write what it answered to `answers-ARM.json`; what a server does wrong is in its answers.
 
-    def __init__(self, trial: TrialContext, schedule: Schedule) -> None:
-        """Make the prompts, once servers were probed. Raises ConfigError for prompts that cannot be made."""
-        self._trial = trial
-        self._asked: list[tuple[ExternalArm, list[Asking], dict[str, Any]]] = []
-        if arms := greedy_arms(trial.experiment):
-            contexts = [probe["context"] for row in trial.facts.arms for probe in row.get("probe", ())]
-            plans = questions(trial.experiment, schedule, contexts=contexts)
-            for arm in arms:
-                askings = requests_for(trial.experiment, arm, plans)
-                prompts = [{"max_tokens": asking.max_tokens, "digest": _digest(asking)} for asking in askings]
-                document = {"schema": 2, "trial": trial.number, "arm": arm.name, "prompts": prompts, "answers": {}}
-                self._asked.append((arm, askings, document))
-
-    def ask(self, when: str) -> None:
-        """Ask every arm twice and write what it answered; what a server does wrong is in its answers."""
-        if not self._asked:
-            return
-        trial = self._trial
-        trial.status.phase, trial.status.detail = f"asking for greedy answers {when} the load", ""
-        trial.facts.asked = [arm.name for arm, _, _ in self._asked]
-        trial.write_facts()
-        for arm, askings, document in self._asked:
-            document["answers"][when] = [self._round(arm, askings, number) for number in (0, 1)]
-            write_document(trial.folder / PATTERN.replace("*", arm.name), document)
-        trial.status.phase = ""
-
-    def _round(self, arm: ExternalArm, askings: Sequence[Asking], number: int) -> list[dict[str, Any]]:
-        """Return the arm's answers the first (0) or the second time (1), in the order of the questions."""
-        trial, replicas = self._trial, len(arm.address)
-        placed = [
-            (replace(asking, seed=_SEEDS[number] + place), (place + number) % replicas)
-            for place, asking in enumerate(askings)
-        ]
-
-        def wait(count: int) -> None:
-            trial.check()
-            trial.status.detail = f"{arm.name}, {count} of {len(placed)}"
-
-        answers = ask_all(arm, placed, wait, timeout_s=trial.experiment.traffic.timeout_s, backwards=number == 1)
-        return [
-            {"replica": arm.replica_names[replica], **asdict(answer)}
-            for (_, replica), answer in zip(placed, answers, strict=True)
-        ]
-
-
-def ask_all(
-    arm: ExternalArm,
-    placed: Sequence[tuple[Asking, int]],
-    wait: Callable[[int], None],
-    *,
-    timeout_s: float,
-    backwards: bool,
-) -> list[Answer]:
-    """Return the answer to each question at the replica of that number, `AT_ONCE` under way at a time.
-
-    `wait` is called often with how many have their answer, and may raise to end it. Questions that are left after
-    `ROUND_S` are not asked.
+    Raises ConfigError for prompts that cannot be made.
     """
-    deadline = time.monotonic() + ROUND_S
+    if not (arms := greedy_arms(trial.experiment)):
+        return
+    contexts = [probe["context"] for row in trial.facts.arms for probe in row.get("probe", ())]
+    plans = questions(trial.experiment, schedule, contexts=contexts)
+    trial.status.phase = "asking for greedy answers"
+    for arm in arms:
+        answers = _twice(trial, arm, requests_for(trial.experiment, arm, plans))
+        document = {"schema": 3, "trial": trial.number, "arm": arm.name, "answers": answers}
+        write_document(trial.folder / PATTERN.replace("*", arm.name), document)
+    trial.status.phase, trial.status.detail = "", ""
 
-    def answer(asking: Asking, replica: int) -> Answer:
-        if (left_s := deadline - time.monotonic()) <= 0:
-            return Answer(error=f"it was not asked: all answers had {ROUND_S:g} s")
-        return ask(arm, arm.address[replica], asking, timeout_s=min(timeout_s, left_s))
 
-    tasks = [partial(answer, *question) for question in (reversed(placed) if backwards else placed)]
-    answers = in_threads(tasks, at_once=AT_ONCE, wait=wait)
-    return answers[::-1] if backwards else answers
+def _twice(trial: TrialContext, arm: ExternalArm, askings: Sequence[Asking]) -> list[list[dict[str, Any]]]:
+    """Return the arm's answers the first and the second time, each in the order of the questions."""
+    count, deadline = len(askings), time.monotonic() + MOST_S
+
+    def answer(place: int, turn: int) -> GreedyAnswer:
+        asking, replica = askings[place], (place + turn) % len(arm.address)
+        prompt = asking.prompt if isinstance(asking.prompt, str) else list(asking.prompt)
+        given = partial(
+            GreedyAnswer,
+            digest=hashlib.sha256(json.dumps(prompt).encode()).hexdigest()[:16],
+            asked=asking.max_tokens,
+            replica=arm.replica_names[replica],
+        )
+        left_s = min(trial.experiment.traffic.timeout_s, deadline - time.monotonic())
+        if left_s <= 0:
+            return given(error=f"it was not asked: all answers had {MOST_S:g} s")
+        try:
+            found = ask(arm, arm.address[replica], replace(asking, seed=place + turn * count), timeout_s=left_s)
+        except FailedError as error:
+            return given(error=str(error))
+        return given(text=found.text, pieces=found.pieces)
+
+    def wait(done: int) -> None:
+        trial.check()
+        trial.status.detail = f"{arm.name}, {done} of {2 * count}"
+
+    first = [partial(answer, place, 0) for place in range(count)]
+    second = [partial(answer, place, 1) for place in reversed(range(count))]
+    answers = [asdict(item) for item in in_threads([*first, *second], at_once=AT_ONCE, wait=wait)]
+    return [answers[:count], answers[count:][::-1]]
 
 
 def greedy_arms(experiment: Experiment) -> tuple[ExternalArm, ...]:
@@ -139,18 +113,11 @@ def questions(
 def requests_for(experiment: Experiment, arm: ExternalArm, plans: Sequence[PlannedRequest]) -> list[Asking]:
     """Return the questions in the words of the arm; the seed is each round's."""
     traffic = experiment.traffic
-    sizes = [other.vocab_size for other in experiment.external_arms if other.vocab_size]
-    source = prompt_source(
-        arm,
-        PromptSource.of(
-            traffic.prompts,
-            model=traffic.tokenizer or experiment.counting_model,
-            vocab_size=min(sizes, default=1 << 31 if traffic.prompts != "ids" else 256),
-        ),
-    )
+    shared = None if traffic.prompts == "ids" else load_prompt_text(traffic.tokenizer or experiment.counting_model)
+    text = prompt_text(arm, shared)
     return [
         Asking(
-            prompt=prompt_of(arm, source, plan),
+            prompt=text.prompt(plan),
             max_tokens=plan.max_tokens,
             whole_length=traffic.ignore_eos,
             seed=0,
@@ -158,9 +125,3 @@ def requests_for(experiment: Experiment, arm: ExternalArm, plans: Sequence[Plann
         )
         for plan in plans
     ]
-
-
-def _digest(asking: Asking) -> str:
-    """Return what tells prompts apart, without the prompt itself."""
-    prompt = asking.prompt if isinstance(asking.prompt, str) else list(asking.prompt)
-    return hashlib.sha256(json.dumps(prompt).encode()).hexdigest()[:16]

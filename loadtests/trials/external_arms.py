@@ -12,7 +12,7 @@ import psutil
 from tailgate.analysis.arrays import Ints
 from tailgate.analysis.wording import counted
 from tailgate.loadtests.external.addresses import Address, parse_address
-from tailgate.loadtests.external.answers import FailedError, Probe, wait_ready
+from tailgate.loadtests.external.answers import TOKENS, FailedError, Probe, wait_ready
 from tailgate.loadtests.external.arms import ExternalArm
 from tailgate.loadtests.trials.context import RunError, TrialContext
 
@@ -105,9 +105,9 @@ def _probe(trial: TrialContext, arm: ExternalArm, name: str, address: str, token
             f"{name} does not count its tokens: pieces of text are counted instead, and TPOT, ITL and token rates "
             "are per piece"
         )
-    elif probe.tokens < probe.asked and trial.experiment.traffic.ignore_eos:
+    elif probe.tokens < TOKENS and trial.experiment.traffic.ignore_eos:
         trial.status.note(
-            f"{name} answered {probe.tokens} of {probe.asked} tokens asked for: answers may end early, which "
+            f"{name} answered {probe.tokens} of {TOKENS} tokens asked for: answers may end early, which "
             f"{arm.kind}.length_fields prevents where the server knows them"
         )
     return probe

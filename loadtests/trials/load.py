@@ -32,7 +32,7 @@ _DRAIN_S = 5.0  # in addition to the time limit of the last request
 
 
 class LoadGenerator:
-    """Locust, started when this is made. `targets` say where each arm is; `vocab_sizes` are those of the servers.
+    """Locust, started when this is made. `targets` say where each arm is; `vocab_sizes` are those of managed arms.
 
     Raises ConfigError for prompts that cannot be made, before anything starts.
     """
@@ -41,7 +41,7 @@ class LoadGenerator:
         self._trial = trial
         traffic = trial.experiment.traffic
         config = trial_config(trial, targets, vocab_sizes=vocab_sizes)
-        if config.prompts != "ids" and vocab_sizes:
+        if config.prompts != "ids":
             # Fails here in one line, rather than in every request.
             PromptSource.of(config.prompts, model=config.tokenizer, vocab_size=config.vocab_size)
         config.write(trial.folder / "generator.json")
@@ -120,7 +120,7 @@ def trial_config(trial: TrialContext, targets: Mapping[str, str], *, vocab_sizes
         targets=targets,
         external={arm.name: arm for arm in experiment.external_arms},
         timeout_s=traffic.timeout_s,
-        vocab_size=min(vocab_sizes, default=256),
+        vocab_size=min(vocab_sizes, default=2**31 - 1),  # external arms get text
         ignore_eos=traffic.ignore_eos,
         prompts=traffic.prompts,
         tokenizer=traffic.tokenizer or experiment.counting_model,

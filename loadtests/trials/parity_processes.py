@@ -1,7 +1,7 @@
 """Measure every arm of an experiment alone, and have its parity with the control judged: `tailgate parity`.
 
 Each arm runs in a process of its own, one after the other, control first; then the float64 reference. They leave their
-answers and logits in files, which analysis/parity compares.
+answers and outputs in files, which analysis/parity compares.
 """
 
 from __future__ import annotations
@@ -11,16 +11,15 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tailgate.analysis.parity.judge import Accuracy, Answers, judge
+from tailgate.analysis.parity.judge import Accuracy, Answers, Places, judge
 from tailgate.analysis.parity.measures import EPSILON
-from tailgate.analysis.parity.outcome import Parity
 from tailgate.analysis.parity.vectors import TextRows, judge_vectors
 from tailgate.analysis.records.documents import with_checksum, write_json
 from tailgate.analysis.summary.summary import EXIT_CODES
@@ -37,10 +36,7 @@ from tailgate.servers.program import isolate_compiler
 
 PARITY_COMMAND = (sys.executable, "-P", "-m", "tailgate.servers.parity")
 REFERENCE = "float64 reference"  # with a space: no arm can be called so
-TEXTS = "given texts.json"  # likewise
-SCHEMA = 1
-# What a measurement says of its own arm and not of the model that all share.
-OWN_FACTS = ("held",)
+SCHEMA = 2
 _QUANTISED_PROMPTS = 64  # twice as many as set an interval
 
 _POLL_S = 0.1
@@ -76,26 +72,19 @@ class ParityRun:
         Raises ConfigError when arms differ in more than their policy, as loaded; RunError when a measurement breaks.
         """
         experiment = self.experiment
-        texts = read_texts(experiment) if experiment.quantised_arms else []
+        texts = read_texts(experiment)
         arms = sorted(experiment.own_arms, key=lambda arm: not arm.control)
         control = arms[0]
-        reference = [REFERENCE] if experiment.parity.reference else []
-        self.status.replicas = {name: ReplicaState() for name in (*(arm.name for arm in arms), *reference)}
+        self.status.replicas = {name: ReplicaState() for name in (*(arm.name for arm in arms), REFERENCE)}
         work = self.folder / "parity"
         work.mkdir(parents=True)
-        if texts:
-            prompts, continuations = zip(*texts, strict=True)
-            counts = [len(continuation) for continuation in continuations]
-            _write(work / TEXTS, {"prompts": prompts, "counts": counts, "continuations": continuations})
         _write(
             work / "task.json",
             {
                 "plan": str((work / "plan.json").resolve()),
                 "arms": [arm.config.to_dict() for arm in arms],
-                "texts": str((work / TEXTS).resolve()) if texts else "",
-                "on_texts": [control.name, *(arm.name for arm in experiment.quantised_arms)],
-                "prompts": experiment.parity.prompts,
-                "least": _QUANTISED_PROMPTS if experiment.quantised_arms else 0,
+                "texts": texts,
+                "prompts": experiment.parity.prompts or (_QUANTISED_PROMPTS if experiment.quantised_arms else 0),
                 "tokens": experiment.parity.tokens,
                 "seed": experiment.seed,
             },
@@ -104,12 +93,11 @@ class ParityRun:
         try:
             facts: dict[str, dict[str, Any]] = {}
             for arm in arms:
-                shared = {key: value for key, value in facts.get(control.name, {}).items() if key not in OWN_FACTS}
-                facts[arm.name] = self._measure(arm, arm.name, "arm", shared)
-            for name in reference:
-                facts[name] = self._measure(control, name, "reference", {"weights": facts[control.name]["weights"]})
+                facts[arm.name] = self._measure(arm, arm.name, "arm", facts.get(control.name, {}))
+            weights = {"weights": facts[control.name]["weights"]}
+            facts[REFERENCE] = self._measure(control, REFERENCE, "reference", weights)
             self.status.phase, self.status.detail = f"comparing {'vectors' if control.model.embeds else 'logits'}", ""
-            document = self._judge(work, arms, facts, time.monotonic() - began)
+            document = self._judge(work, arms, facts) | {"seconds": time.monotonic() - began}
         finally:
             for path in work.glob("*/*.npy"):
                 path.unlink()
@@ -144,7 +132,7 @@ class ParityRun:
     def _follow(self, child: Child, name: str, state: ReplicaState, expected: Mapping[str, Any]) -> dict[str, Any]:
         limit_s = self.experiment.trials.ready_timeout_s
         last_heard_at = time.monotonic()
-        facts: Mapping[str, Any] = {}
+        facts: dict[str, Any] = {}
         while True:
             self.check()
             messages, ended = child.receive(_POLL_S)
@@ -152,7 +140,7 @@ class ParityRun:
                 last_heard_at = time.monotonic()
                 match message:
                     case Loaded():
-                        facts = message.facts
+                        facts = dict(message.facts)
                         self._compare_facts(name, facts, expected)
                     case Refused():
                         raise ConfigError(f"{name}: {message.why}")
@@ -169,7 +157,7 @@ class ParityRun:
         if ended != 0 or not facts:
             raise RunError(f"{name} {child.ending(ended, 5)}: see {child.log_path}")
         state.stage = "measured"
-        return dict(facts)
+        return facts
 
     def _compare_facts(self, name: str, facts: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
         for key, value in expected.items():
@@ -180,94 +168,57 @@ class ParityRun:
                     f"{value}: parity compares policies alone; {remedy}"
                 )
 
-    def _judge(
-        self, work: Path, arms: Sequence[OwnArm], facts: Mapping[str, Mapping[str, Any]], seconds: float
-    ) -> dict[str, Any]:
+    def _judge(self, work: Path, arms: Sequence[OwnArm], facts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         """Compare what the measurements left in `work`, and return what `parity.json` holds."""
-        control, refusals = arms[0], {arm.name: work / arm.name / "refused.json" for arm in arms}
+        parity, control = self.experiment.parity, arms[0]
+        refusals = {arm.name: work / arm.name / "refused.json" for arm in arms}
         refused = {name: str(_read(path)["reason"]) for name, path in refusals.items() if path.exists()}
         # The coarsest of the dtypes that the control was loaded in.
         dtype = max(str(facts[control.name]["dtypes"]).split(", "), key=lambda item: EPSILON.get(item, 0.0))
-        answered = [arm.name for arm in arms if arm.name not in refused]
-        judge_files = self._judge_vectors if control.model.embeds else self._judge_logits
-        outcome, sizes = judge_files(work, answered, dtype=dtype, refused=refused)
+        names = [arm.name for arm in arms if arm.name not in refused]
+        outputs = {name: np.load(work / name / "outputs.npy", mmap_mode="r") for name in (*names, REFERENCE)}
+        answers = {name: _read(work / name / "answers.json") for name in names}
+        plan = _read(work / "plan.json")
+        asked, prompts = plan["asked"], [len(request["prompt"]) for request in plan["requests"]]
+        how: dict[str, Any] = {"dtype": dtype, "refused": refused}
+        if control.model.embeds:
+            numbers, batches = zip(*answers[control.name], strict=True)
+            outcome = judge_vectors(
+                control.name,
+                {name: outputs[name] for name in names},
+                outputs[REFERENCE],
+                rows=TextRows(texts=numbers, batches=batches, lengths=prompts[:asked]),
+                least=parity.min_cosine or None,
+                **how,
+            )
+        else:
+            lengths = [len(request["places"]) for request in plan["requests"]]
+            fed = len(lengths) - plan["texts"]
+            source = Path(parity.texts).name if plan["texts"] else f"{control.name}'s answers to random prompts"
+            kinds = {arm.name: arm.model.quantisation for arm in self.experiment.quantised_arms}
+            said = [Answers(name=name, tokens=answers[name], logits=outputs[name]) for name in names]
+            outcome = judge(
+                said[0],
+                said[1:],
+                outputs[REFERENCE],
+                place=Places(lengths=lengths[:fed], prompts=prompts),
+                seed=self.experiment.seed,
+                accuracy=Accuracy(quantised=kinds, max_kl=parity.max_kl, source=source, lengths=lengths[fed:]),
+                **how,
+            )
+        rows, width = outputs[control.name].shape
         return {
             "schema": SCHEMA,
             "name": self.experiment.name,
             "exit_code": EXIT_CODES[outcome.verdict],
             "dtype": dtype,
-            "reference": REFERENCE in facts,
-            **sizes,
+            "prompts": asked,
+            "rows": rows,
+            "width": width,
             "seed": self.experiment.seed,
-            "seconds": seconds,
             "facts": facts,
-            **outcome.to_dict(),
+            **json.loads(outcome.model_dump_json()),
         }
-
-    def _judge_logits(
-        self, work: Path, arms: Sequence[str], *, dtype: str, refused: Mapping[str, str]
-    ) -> tuple[Parity, dict[str, int]]:
-        plan = _read(work / "plan.json")
-        answers = [
-            Answers(
-                name=arm,
-                tokens=_read(work / arm / "answers.json"),
-                logits=np.load(work / arm / "logits.npy", mmap_mode="r"),
-                texts=_matrix(work / arm / "texts.npy"),
-            )
-            for arm in arms
-        ]
-        late = [plan["late_prompt"]] if plan["late_places"] else []
-        outcome = judge(
-            answers[0],
-            answers[1:],
-            np.load(work / REFERENCE / "logits.npy", mmap_mode="r") if self.experiment.parity.reference else None,
-            dtype=dtype,
-            prompts=[len(prompt) for prompt in (*plan["prompts"], *late)],
-            seed=self.experiment.seed,
-            accuracy=self._accuracy(work),
-            refused=refused,
-        )
-        positions, vocabulary = answers[0].logits.shape
-        return outcome, {"requests": len(plan["prompts"]), "positions": positions, "vocabulary": vocabulary}
-
-    def _judge_vectors(
-        self, work: Path, arms: Sequence[str], *, dtype: str, refused: Mapping[str, str]
-    ) -> tuple[Parity, dict[str, int]]:
-        lengths = [len(prompt) for prompt in _read(work / "plan.json")["prompts"]]
-        texts, batches = zip(*_read(work / arms[0] / "rows.json"), strict=True)
-        vectors = {arm: np.load(work / arm / "vectors.npy") for arm in arms}
-        outcome = judge_vectors(
-            arms[0],
-            vectors,
-            np.load(work / REFERENCE / "vectors.npy", mmap_mode="r") if self.experiment.parity.reference else None,
-            rows=TextRows(texts=texts, batches=batches, lengths=lengths),
-            dtype=dtype,
-            least=self.experiment.parity.min_cosine or None,
-            refused=refused,
-        )
-        return outcome, {"texts": len(lengths), "rows": len(texts), "width": vectors[arms[0]].shape[1]}
-
-    def _accuracy(self, work: Path) -> Accuracy | None:
-        """Return what the quantised arms are judged by; None without such."""
-        settings, quantised = self.experiment.parity, self.experiment.quantised_arms
-        if not quantised:
-            return None
-        kinds = {arm.name: arm.model.quantisation for arm in quantised}
-        accuracy = Accuracy(quantised=kinds, max_kl=settings.max_kl)
-        if not (work / TEXTS).exists():
-            return accuracy
-        return replace(
-            accuracy,
-            lengths=_read(work / TEXTS)["counts"],
-            reference=_matrix(work / REFERENCE / "texts.npy"),
-            source=Path(settings.texts).name,
-        )
-
-
-def _matrix(path: Path) -> Any:
-    """Return the matrix in the file, read a page at a time; None where there is no file."""
-    return np.load(path, mmap_mode="r") if path.exists() else None
 
 
 def _read(path: Path) -> Any:

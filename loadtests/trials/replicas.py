@@ -192,18 +192,14 @@ class Replicas:
 
     def answers(self, questions: Sequence[Question], *, first: str) -> dict[str, Answers | str]:
         """Return the answers of each replica, or why there are none. The one called `first` comes first."""
-        experiment = self._trial.experiment
-        timeout_s = min(TIMEOUT_S, experiment.traffic.timeout_s * len(questions))
-        embeds = experiment.task == "embed"
+        timeout_s = min(TIMEOUT_S, self._trial.experiment.traffic.timeout_s * len(questions))
         answers: dict[str, Answers | str] = {}
         for replica in sorted(self._replicas.values(), key=lambda item: item.name != first):
             self._trial.status.detail = replica.name
             if replica.channel is None or replica.child.poll() is not None:
                 answers[replica.name] = "its process is gone"
                 continue
-            answers[replica.name] = ask(
-                replica.channel, questions, embeds=embeds, check=self._trial.check, timeout_s=timeout_s
-            )
+            answers[replica.name] = ask(replica.channel, questions, check=self._trial.check, timeout_s=timeout_s)
         return answers
 
     def last_words(self) -> dict[str, dict[str, Any]]:

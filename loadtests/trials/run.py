@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tailgate.analysis.records.documents import toml_with_checksum, write_document
-from tailgate.loadtests.experiments.files import check_writable
+from tailgate.loadtests.experiments.files import check_makeable
 from tailgate.loadtests.experiments.model import Experiment
 from tailgate.loadtests.experiments.reading import to_toml, write_schema
 from tailgate.loadtests.traffic.drawing import Source
@@ -27,6 +27,7 @@ from tailgate.loadtests.trials.steering import Judge, Steering, end_when_decided
 from tailgate.loadtests.trials.trial import Trial
 from tailgate.loadtests.trials.trial_schedule import draw, in_trial, source_of
 from tailgate.loadtests.trials.weights import WeightController
+from tailgate.servers.clock import now_ns
 from tailgate.servers.complaint import ConfigError, fault, write_failure
 from tailgate.servers.splitter.admin import SplitterError
 
@@ -96,7 +97,7 @@ class Orchestrator:
             draw(self.experiment, source, 1)  # an impossible schedule is known now
             if source.trace:
                 self.status.note(source.trace.account)
-            check_writable(self._out)
+            check_makeable(self._out)
             self._source = source
 
     @property
@@ -213,6 +214,9 @@ class Orchestrator:
         try:
             trial.run()
             clean = True
+        except StopRequestedError:
+            context.facts.interrupted_ns = now_ns()
+            raise
         finally:
             trial.close(hurry=not clean)
 

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import math
 import operator
-import threading
-import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import grpc
 import numpy as np
 
 from tailgate.loadtests.experiments.model import Experiment
+from tailgate.loadtests.external.answers import in_threads
 from tailgate.servers.rpc import inference_pb2, inference_pb2_grpc
 
 PROMPTS = 6
@@ -26,32 +24,33 @@ TOKENS = 16
 # An arm without a warm-up compiles for a shape that the traffic did not bring, several times over.
 TIMEOUT_S = 600.0
 
-_POLL_S = 0.05
 _UNIT_WITHIN = 0.02  # as values in bfloat16 come
 
-T = TypeVar("T")
 Answers = list[list[Any]]  # of each prompt: its tokens, or its vector
 
 
-class Question(NamedTuple):
-    """One prompt, the same for every arm."""
-
-    prompt: tuple[int, ...]
-    max_tokens: int
+Question = inference_pb2.GenerateRequest | inference_pb2.EmbedRequest
 
 
-def questions(experiment: Experiment, *, trial: int, vocab_size: int) -> tuple[Question, ...]:
+def questions(experiment: Experiment, *, trial: int, vocab_size: int) -> list[Question]:
     """Return fresh random prompts, spread evenly over orders of magnitude up to what every arm takes."""
     rng = np.random.default_rng([experiment.seed, trial, PROMPTS])
     engines = [arm.engine for arm in experiment.own_arms]
     longest = min(engine.max_prompt_tokens for engine in engines)
-    tokens = 0 if experiment.task == "embed" else min(TOKENS, *(engine.max_new_tokens for engine in engines))
-    lengths = [round(math.exp(size)) for size in rng.uniform(0.0, math.log(longest), PROMPTS)]
-    return tuple(Question(tuple(rng.integers(vocab_size, size=length).tolist()), tokens) for length in lengths)
+    tokens = min(TOKENS, *(engine.max_new_tokens for engine in engines))
+    asked: list[Question] = []
+    for number, size in enumerate(rng.uniform(0.0, math.log(longest), PROMPTS)):
+        ids = inference_pb2.TokenIds(ids=rng.integers(vocab_size, size=round(math.exp(size))).tolist())
+        what: dict[str, Any] = {"request_id": f"parity-{number}", "token_ids": ids}
+        if experiment.task == "embed":
+            asked.append(inference_pb2.EmbedRequest(**what))
+        else:
+            asked.append(inference_pb2.GenerateRequest(**what, max_tokens=tokens, ignore_eos=True))
+    return asked
 
 
 def ask(
-    channel: grpc.Channel, prompts: Sequence[Question], *, embeds: bool, check: Callable[[], None], timeout_s: float
+    channel: grpc.Channel, asked: Sequence[Question], *, check: Callable[[], None], timeout_s: float
 ) -> Answers | str:
     """Return the tokens or the vector of each prompt, all asked at once so that they share batches; or why not.
 
@@ -60,67 +59,27 @@ def ask(
     """
     stub: Any = inference_pb2_grpc.InferenceStub(channel)  # type: ignore[no-untyped-call]
 
-    def answer(number: int, question: Question) -> list[Any] | str:
-        name, ids = f"parity-{number}", inference_pb2.TokenIds(ids=question.prompt)
+    def answer(question: Question) -> list[Any] | str:
         try:
-            if embeds:
-                text = inference_pb2.EmbedRequest(request_id=name, token_ids=ids)
-                return list(stub.Embed(text, timeout=timeout_s).values)
-            request = inference_pb2.GenerateRequest(
-                request_id=name, token_ids=ids, max_tokens=question.max_tokens, ignore_eos=True
-            )
-            return [token for chunk in stub.Generate(request, timeout=timeout_s) for token in chunk.token_ids]
+            if isinstance(question, inference_pb2.GenerateRequest):
+                return [token for chunk in stub.Generate(question, timeout=timeout_s) for token in chunk.token_ids]
+            vector = list(stub.Embed(question, timeout=timeout_s).values)
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 return f"an answer was not complete after {timeout_s:g} s"
             return f"{error.code().name}: {error.details()}"
+        if abs((length := math.hypot(*vector)) - 1.0) <= _UNIT_WITHIN:
+            return vector
+        what = f"the vector of {len(question.token_ids.ids)} tokens"
+        return f"{what} has {len(vector)} values and length {length:.3g}, not 1"
 
-    tasks = [partial(answer, number, question) for number, question in enumerate(prompts)]
+    tasks = [partial(answer, question) for question in asked]
     answers: Answers = []
-    for question, given in zip(prompts, in_threads(tasks, at_once=len(tasks), wait=lambda _: check()), strict=True):
+    for given in in_threads(tasks, at_once=len(tasks), wait=lambda _: check()):
         if isinstance(given, str):
             return given
-        if embeds and not abs((length := math.hypot(*given)) - 1.0) <= _UNIT_WITHIN:  # NaN too
-            what = f"the vector of {len(question.prompt)} tokens"
-            return f"{what} has {len(given)} values and length {length:.3g}, not 1"
         answers.append(given)
     return answers
-
-
-def in_threads(tasks: Sequence[Callable[[], T]], *, at_once: int, wait: Callable[[int], None]) -> list[T]:
-    """Return what each task returns, `at_once` of them under way at a time. Raises what the first that fails raises.
-
-    `wait` is called often with how many are done, and may raise to end it: no other task begins then. A task that hangs
-    does not keep the process, as those of an executor would.
-    """
-    done: dict[int, T] = {}
-    failed: list[Exception] = []
-    left = deque(range(len(tasks)))
-
-    def work() -> None:
-        while left:
-            try:
-                place = left.popleft()
-            except IndexError:
-                return  # another thread took the last one
-            try:
-                done[place] = tasks[place]()
-            except Exception as error:
-                failed.append(error)
-                left.clear()
-
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(at_once)]
-    for thread in threads:
-        thread.start()
-    try:
-        while any(thread.is_alive() for thread in threads):
-            wait(len(done))
-            time.sleep(_POLL_S)
-    finally:
-        left.clear()
-    if failed:
-        raise failed[0]
-    return [done[place] for place in range(len(tasks))]
 
 
 def compared(
@@ -139,22 +98,19 @@ def compared(
     right = expected or answers.get(first, "nothing yet")
     rows: list[dict[str, Any]] = []
     for replica, given in answers.items():
-        row: dict[str, Any] = {"arm": arms[replica], "replica": replica, "error": None, "same": 0}
+        row: dict[str, Any] = {"arm": arms[replica], "replica": replica, "error": None, "same": 0, "of": 0}
         if isinstance(given, str) or isinstance(right, str):
             row["error"] = given if isinstance(given, str) else f"{first} answered {right}"
         elif least is None:
-            row["same"] = sum(map(operator.eq, given, right))
+            row |= {"same": sum(map(operator.eq, given, right)), "of": len(right)}
         else:
-            cosines = [cosine(vector, reference) for vector, reference in zip(given, right, strict=True)]
-            row |= {"same": sum(value >= least for value in cosines), "cosine": min(cosines)}
-        row["of"] = 0 if isinstance(right, str) else len(right)
-        rows.append(row if least is None else {**row, "min_cosine": least})
+            from tailgate.analysis.parity.vectors import cosines
+
+            near = [
+                float(cosines([one], [other])[0]) if len(one) == len(other) else -1.0
+                for one, other in zip(given, right, strict=True)
+            ]
+            row |= {"same": sum(value >= least for value in near), "of": len(right)}
+            row |= {"cosine": min(near), "min_cosine": least}
+        rows.append(row)
     return rows
-
-
-def cosine(one: Sequence[float], other: Sequence[float]) -> float:
-    """Return the cosine of the angle between two vectors; -1 where they have other sizes or one has no direction."""
-    scale = math.hypot(*one) * math.hypot(*other)
-    if len(one) != len(other) or not scale:
-        return -1.0
-    return min(1.0, math.fsum(map(operator.mul, one, other)) / scale)

@@ -7,12 +7,11 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tailgate.analysis.records.asked_answers import AFTER, BEFORE
 from tailgate.loadtests.experiments.model import Experiment
 from tailgate.loadtests.generator.trial_config import write_end
 from tailgate.loadtests.traffic.schedule import Schedule
 from tailgate.loadtests.trials.context import RunError, TrialContext
-from tailgate.loadtests.trials.external_answers import ExternalAnswers
+from tailgate.loadtests.trials.external_answers import ask_external_arms, greedy_arms
 from tailgate.loadtests.trials.external_arms import find_external_arms, local_servers
 from tailgate.loadtests.trials.load import LoadGenerator
 from tailgate.loadtests.trials.machines import MonitorProcess, measure_references
@@ -85,13 +84,13 @@ class Trial:
         measure_references(context, "before")
         self._replicas.start()
         self._replicas.compare()
-        answers = ExternalAnswers(context, self._schedule)
-        answers.ask(BEFORE)
         self._send_traffic(self._start_splitter())
         self._end_records(hurry=False)
+        # Said before the trial is complete: a gate must know whose answers are missing.
+        context.facts.asked = [arm.name for arm in greedy_arms(experiment)]
         context.facts.complete = True
         context.write_facts()
-        answers.ask(AFTER)
+        ask_external_arms(context, self._schedule)
         if experiment.parity.served and not experiment.compare_models:
             self._compare_answers()
 
@@ -143,7 +142,6 @@ class Trial:
         self._turns.start(self._replicas.process_ids)
         self.context.status.phase = "starting the load"
         sizes = [snapshot.vocab_size for snapshot in self._replicas.snapshots.values()]
-        sizes += [arm.vocab_size for arm in self.context.experiment.external_arms if arm.vocab_size]
         self._load = load = LoadGenerator(self.context, targets, vocab_sizes=sizes)
         self._monitor.name("load", load.child.pid)
         while not load.ended():

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from tailgate.analysis.judging.ramp import Standing, lacks
 from tailgate.analysis.settings.ramp_limits import RampLimits
-from tailgate.loadtests.experiments.files import check_writable
+from tailgate.loadtests.experiments.files import check_makeable
 from tailgate.loadtests.experiments.model import Experiment
 from tailgate.loadtests.external.client_security import bearer_token
 from tailgate.loadtests.provider.answers import GOALS, Evidence
@@ -70,7 +70,7 @@ class UsersRamp(Orchestrator):
         users, names = self.experiment.users, [arm.name for arm in self.experiment.arms]
         users.check()
         self.experiment.security.check("security")
-        check_writable(self._out)
+        check_makeable(self._out)
         try:
             self._splitter = splitter_of(users, names)
             self._log, self._arms = users.access_log, dict(users.replicas)

@@ -77,7 +77,7 @@ class Worker:
             self._sender.confirm(data["size"])
 
     def _on_end(self, data: dict[str, Any]) -> None:
-        generator, offset_ns = self._load.generator, self._clock.offset_ns
+        generator, offset_ns = self._load.generator, self._clock.best.offset_ns
         if generator is None:
             return
         if data.get("at_ns"):
@@ -180,7 +180,7 @@ class Worker:
         if generator is None or log is None:
             return None
         try:
-            ended = generator.run(start_ns - self._clock.offset_ns)
+            ended = generator.run(start_ns - self._clock.best.offset_ns)
         except Exception as error:
             return self._finish(self._reason(error), _SHIP_WITHIN_S)
         if self._load.generator is not generator:

@@ -55,8 +55,11 @@ class Admin:
         """Return the answer to a change. Raises SplitterError."""
         return self._answer("POST", path)
 
-    def fetch(self, method: str, path: str, *, timeout_s: float = 10.0) -> tuple[int, str]:
-        """Return (HTTP status, body). Raises OSError or HTTPException when there is no answer."""
+    def fetch(self, method: str, path: str, *, timeout_s: float = 2.0) -> tuple[int, str]:
+        """Return (HTTP status, body). Raises OSError or HTTPException when there is no answer.
+
+        A ramp asks again, and must not wait long for an Envoy that hangs.
+        """
         # http.client, not urllib: a proxy from the environment must not stand in between.
         if self.address.startswith("/"):
             connection: http.client.HTTPConnection = _SocketConnection(self.address, timeout_s)

@@ -124,6 +124,12 @@ class Envoy:
                 for arm in self.config.arms
             }
 
+    def serves(self) -> bool:
+        """Return whether it accepts connections."""
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            return self.admin.fetch("GET", "/ready")[0] == 200
+        return False
+
     def wait_ready(self, timeout_s: float) -> None:
         """Wait until Envoy serves and every replica is healthy. Raises SplitterError after `timeout_s`, or if Envoy
         ends."""
@@ -132,7 +138,7 @@ class Envoy:
             health = self.healthy()
             # A name that has not been resolved yet gives an arm without replicas.
             waiting = [name for name, (healthy, count) in health.items() if not count or healthy < count]
-            if not waiting and self.admin.fetch("GET", "/ready")[0] == 200:
+            if not waiting and self.serves():
                 return
             if time.monotonic() > deadline:
                 states = ", ".join(f'arm "{name}" {health[name][0]} of {health[name][1]}' for name in waiting)

@@ -289,7 +289,7 @@ def installed(source: str, folder: Path) -> int:
         '#!/bin/sh\n[ -x .tailgate/bin/python ] || { mkdir -p .tailgate/bin; cp "$0" .tailgate/bin/python; }\n'
     )
     (folder / "python3").chmod(0o755)
-    environment = {"PATH": f"{folder}:/usr/bin:/bin", "TAILGATE": source}
+    environment = {"PATH": f"{folder}:/usr/bin:/bin", "TAILGATE": source, "CONSTRAINTS": "c.txt"}
     return subprocess.run(["bash", "-e", "-c", step["run"]], cwd=folder, env=environment, check=False).returncode
 
 

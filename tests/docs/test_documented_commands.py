@@ -452,6 +452,8 @@ def test_the_pages_that_a_newcomer_follows_can_be_followed(tmp_path: Path) -> No
     (tmp_path / "loadtests").symlink_to(ROOT / "loadtests")
     (tmp_path / "canary.toml").write_text(canary_of_the_page(), encoding="utf-8")
     (tmp_path / "my.toml").write_text(canary_of_the_page().replace('"compiled"', '"buckets"'), encoding="utf-8")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "compiled.log").symlink_to(tmp_path / "compiled.log")  # of the stand-in
     left = set()
     with contextlib.ExitStack() as stack:
         servers = [

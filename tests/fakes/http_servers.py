@@ -183,9 +183,10 @@ class CompilingServer:
 
     def __init__(self, log: Path, *, compiles_at: int, compile_s: float) -> None:
         self._log, self._at, self._seconds = log, compiles_at, compile_s
+        log.parent.mkdir(exist_ok=True)
         self._device = threading.Lock()
         self._requests = iter(range(1 << 30))
-        self.log("non-default args: {'model': 'llama'}")
+        self.log("non-default args: {'model': 'llama', 'jit_monitor_verbose': True}")
         self.log("Kernel JIT monitor activated; monitored JIT compilations during inference will use mode=warn.")
 
     def log(self, message: str) -> None:

@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name == options.refuse:
         say(Refused(why="the device is too small: take a larger one"))
         return 2
-    facts = {"held": config["model"]["quantisation"], "weights": "abcd", "dtypes": config["model"]["dtype"]}
+    facts = {"weights": "abcd", "dtypes": config["model"]["dtype"]}
     facts |= {"attention": "sdpa", "pid": 0}
     for fact in options.fact:
         arm, _, rest = fact.partition(":")
@@ -57,33 +57,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     say(Loaded(facts=facts))
     (folder / "environment.json").write_text(json.dumps({key: os.environ.get(key) for key in ENVIRONMENT}))
     plan_path = Path(task["plan"])
-    prompts = [[1] * (index + 1) for index in range(task["prompts"] or max(16, task["least"]))]
     if not plan_path.exists():
-        plan_path.write_text(json.dumps({"prompts": prompts, "late_prompt": [], "late_places": []}))
+        lengths = range(1, (task["prompts"] or 16) + 1)
+        asked = [([1] * length, [7] * TOKENS) for length in lengths]
+        requests = [
+            {"prompt": prompt, "tokens": tokens, "places": [*range(len(tokens))]}
+            for prompt, tokens in (*asked, *task["texts"])
+        ]
+        plan_path.write_text(json.dumps({"asked": len(asked), "texts": len(task["texts"]), "requests": requests}))
+    plan = json.loads(plan_path.read_text())
+    asked, rng = plan["asked"], np.random.default_rng(task["seed"])
     if name == options.unforeseen:
         (folder / "refused.json").write_text(json.dumps({"reason": "2 of 16 requests are refused, first request 0"}))
         return 0
+    noise = (
+        0.0 if options.what == "reference" else float(dict(item.split("=") for item in options.noise).get(name, 0.001))
+    )
     if config["model"]["task"] == "embed":
-        vectors = np.random.default_rng(task["seed"]).standard_normal((len(prompts), VOCABULARY))
-        np.save(folder / "vectors.npy", vectors)
-        (folder / "rows.json").write_text(json.dumps([(text, 1) for text in range(len(prompts))]))
+        np.save(folder / "outputs.npy", rng.standard_normal((asked, VOCABULARY)))
+        (folder / "answers.json").write_text(json.dumps([(text, 1) for text in range(asked)]))
         return 0
-    reference = np.random.default_rng(task["seed"]).standard_normal((len(prompts) * TOKENS, VOCABULARY))
-    reference[:, 7] = 5.0
-    say(Stage(name="teacher forcing", done=len(reference), total=len(reference)))
-    answered = task["texts"] and (options.what == "reference" or name in task["on_texts"])
-    texts = json.loads(Path(task["texts"]).read_text()) if answered else {"counts": []}
-    given = np.random.default_rng(task["seed"]).standard_normal((sum(texts["counts"]), VOCABULARY))
-    if options.what == "reference":
-        np.save(folder / "logits.npy", reference)
-        if answered:
-            np.save(folder / "texts.npy", given)
-        return 0
-    noise = float(dict(item.split("=") for item in options.noise).get(name, 0.001))
-    for file, values in (("logits", reference), *([("texts", given)] if answered else [])):
-        own = np.random.default_rng(len(name)).standard_normal(values.shape)
-        np.save(folder / f"{file}.npy", (values + noise * own).astype(np.float32))
-    tokens = [[7] * TOKENS for _ in prompts]
+    outputs = rng.standard_normal((sum(len(request["places"]) for request in plan["requests"]), VOCABULARY))
+    outputs[: asked * TOKENS, 7] = 5.0
+    if options.what == "arm" and config["model"]["quantisation"] == "none":
+        outputs = outputs[: asked * TOKENS]  # without the texts
+    say(Stage(name="teacher forcing", done=len(outputs), total=len(outputs)))
+    own = np.random.default_rng(len(name)).standard_normal(outputs.shape)
+    np.save(folder / "outputs.npy", outputs + noise * own)
+    tokens = [[7] * TOKENS for _ in range(asked)]
     for item in options.token:
         arm, _, token = item.partition("=")
         if arm == name:

@@ -1,8 +1,8 @@
 """A server of the Open Inference Protocol on the stubs of NVIDIA's tritonclient package.
 
 It needs a process of its own (`served`): its stubs register the same protobuf names as tailgate's.
-Models: `text` streams words as Triton's vLLM backend does, `ids` token ids as TensorRT-LLM's, `broken` fails inside
-its stream, `loading` is not ready, and to ask whether `raises` is ready fails, as a backend may.
+Models: `text` takes and streams words as Triton's vLLM backend does, `ensemble` takes them as TensorRT-LLM's, `broken`
+fails inside its stream, `loading` is not ready, and to ask whether `raises` is ready fails, as a backend may.
 """
 
 from __future__ import annotations
@@ -38,14 +38,13 @@ def main() -> None:
             return service_pb2.ModelReadyResponse(ready=request.name != "loading")
 
         def ModelMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802
-            if request.name not in ("text", "ids", "broken"):
+            if request.name not in ("text", "ensemble", "broken"):
                 context.abort(grpc.StatusCode.NOT_FOUND, f"Request for unknown model: '{request.name}' is not found")
             answer = service_pb2.ModelMetadataResponse(name=request.name, platform="test")
-            ids = request.name == "ids"
-            inputs = ("input_ids", "input_lengths", "request_output_len") if ids else ("text_input", "stream")
-            for name in (*inputs, *(() if ids else ("sampling_parameters",))):
+            length = "max_tokens" if request.name == "ensemble" else "sampling_parameters"
+            for name in ("text_input", "stream", length):
                 answer.inputs.add(name=name, datatype="BYTES", shape=[-1])
-            answer.outputs.add(name="output_ids" if ids else "text_output", datatype="BYTES", shape=[-1])
+            answer.outputs.add(name="text_output", datatype="BYTES", shape=[-1])
             return answer
 
         def ModelStreamInfer(self, requests: Any, context: Any) -> Any:  # noqa: N802
@@ -67,20 +66,16 @@ def main() -> None:
                 count = sum(len(values) for _, values in tensor.contents.ListFields())
                 assert count == tensor.shape[-1], f"{tensor.name} has {count} values of {list(tensor.shape)}"
             wanted = [tensor.name for tensor in request.outputs]
-            if request.model_name == "ids":
-                tokens = inputs["request_output_len"].contents.int_contents[0]
-                length = len(inputs["input_ids"].contents.int_contents)
-                assert inputs["input_lengths"].contents.int_contents[0] == length
-                assert list(inputs["input_ids"].shape)[:-1] == [1]
+            if request.model_name == "ensemble":
+                tokens = inputs["max_tokens"].contents.int_contents[0]
+                assert [list(tensor.shape) for tensor in request.inputs] == [[1, 1]] * 3
             else:
                 tokens = json.loads(inputs["sampling_parameters"].contents.bytes_contents[0])["max_tokens"]
-                assert inputs["text_input"].datatype == "BYTES"
+            assert inputs["text_input"].datatype == "BYTES"
             for number in range(tokens):
                 response = service_pb2.ModelInferResponse(model_name=request.model_name, id=request.id)
-                ids = request.model_name == "ids"
-                kind = {"datatype": "INT32", "shape": [1, 1, 1]} if ids else {"datatype": "BYTES", "shape": [1]}
-                response.outputs.add(name=wanted[0], **kind)
-                response.raw_output_contents.append((7 + number).to_bytes(4, "little") if ids else _text(number))
+                response.outputs.add(name=wanted[0], datatype="BYTES", shape=[1])
+                response.raw_output_contents.append(_text(number))
                 yield response
 
     server = grpc.server(futures.ThreadPoolExecutor(16))

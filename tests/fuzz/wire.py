@@ -174,12 +174,11 @@ def _answered(call_of: Callable[..., GrpcCall], folder: Path, content: bytes, dr
 
 
 def _infer_answers(folder: Path) -> list[bytes]:
-    text, ids, raw = ModelInferResponse(id="1"), ModelInferResponse(id="2"), ModelInferResponse(id="3")
+    text, raw = ModelInferResponse(id="1"), ModelInferResponse(id="2")
     text.outputs.add(name="text_output", datatype="BYTES", shape=[1]).contents.bytes_contents.append(b"a word")
-    ids.outputs.add(name="text_output", datatype="INT32", shape=[3]).contents.int_contents.extend((5, 6, 7))
-    raw.outputs.add(name="text_output", datatype="INT64", shape=[2])
-    raw.raw_output_contents.append(b"\x00" * 16)
-    messages = [ModelStreamInferResponse(infer_response=item) for item in (text, ids, raw)]
+    raw.outputs.add(name="text_output", datatype="BYTES", shape=[2])
+    raw.raw_output_contents.append(b"\x02\x00\x00\x00hi\x01\x00\x00\x00!")
+    messages = [ModelStreamInferResponse(infer_response=item) for item in (text, raw)]
     messages.append(ModelStreamInferResponse(error_message="no\nmore"))
     return [grpc_message(item.SerializeToString()) for item in messages] + [
         b"".join(grpc_message(item.SerializeToString()) for item in messages)

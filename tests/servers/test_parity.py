@@ -9,12 +9,13 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 
-from tailgate.analysis.parity.judge import Accuracy, Answers, judge
+from tailgate.analysis.parity.judge import Accuracy, Answers, Places, judge
 from tailgate.analysis.parity.outcome import Parity
 from tailgate.analysis.parity.vectors import TextRows, judge_vectors
 from tailgate.servers import parity
@@ -83,12 +84,9 @@ def answers(
             seed=3,
         )
         free = parity.free_run(runner, plan_of)
-        if plan is None:
-            plan_of = plan_of.replace(continuations=tuple(map(tuple, free)))
-        logits = np.zeros((plan_of.positions, runner.vocab_size), dtype=np.float32)
+        plan_of = plan_of.answered(free) if plan is None else plan_of
+        logits = np.zeros((len(plan_of.rows), runner.vocab_size), dtype=np.float32)
         parity.forced_logits(runner, plan_of, logits)
-        if plan_of.late_places:
-            free = [*free, logits[sum(plan_of.counts) :].argmax(axis=1).tolist()]
         return Answers(name=arm.name, tokens=free, logits=logits), plan_of
 
 
@@ -107,9 +105,15 @@ def control(dtype: str) -> tuple[Answers, parity.Plan, np.ndarray[Any, Any]]:
     return said, plan, reference
 
 
-def judged(said: Answers, mine: Answers, plan: parity.Plan, reference: Any, **how: Any) -> Parity:
-    prompts = [len(prompt) for prompt in (*plan.prompts, plan.late_prompt)]
-    return judge(said, [mine], reference, **{"dtype": "float32", "prompts": prompts, "seed": 1, **how})
+def judged(
+    said: Answers, mine: Answers, plan: parity.Plan, reference: Any, *, dtype: str = "float32", **quantised: str
+) -> Parity:
+    lengths, prompts = zip(*((len(request.places), len(request.prompt)) for request in plan.requests), strict=True)
+    place, accuracy = (
+        Places(lengths=lengths, prompts=prompts),
+        Accuracy(quantised=quantised, max_kl=0.05, source=""),
+    )
+    return judge(said, [mine], reference, place=place, dtype=dtype, seed=1, accuracy=accuracy)
 
 
 def parity_of(arm: ArmConfig, fault: Fault | None = None) -> Parity:
@@ -236,8 +240,7 @@ def quantised(preset: str) -> ArmConfig:
 def accuracy_of(arm: ArmConfig, fault: Fault | None = None) -> Parity:
     said, plan, reference = yardstick()
     mine, _ = answers(arm, plan, fault)
-    accuracy = Accuracy(quantised={"int8": "int8-weight-only"}, max_kl=0.05)
-    return judged(said, mine, plan, reference, accuracy=accuracy)
+    return judged(said, mine, plan, reference, int8="int8-weight-only")
 
 
 def test_facts_name_the_dtype_and_the_weights_before_they_are_quantised() -> None:
@@ -249,9 +252,12 @@ def test_facts_name_the_dtype_and_the_weights_before_they_are_quantised() -> Non
     assert facts["float32"]["attention"] == facts["bfloat16"]["attention"]
     model = quantised("eager").model
     assert parity.weights_of(model) == sums["float32"] != parity.weights_of(model.replace(seed=1))
-    held = parity.arm_facts(loaded(quantised("eager")), "digest")["held"]
-    assert held["quantisation"] == "int8-weight-only"
-    assert 0 < held["quantised_bytes"] < held["bytes"]
+
+
+def test_a_device_too_small_for_float64_leaves_the_reference_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    double = Mock(side_effect=[torch.OutOfMemoryError("no room"), "wide"])
+    monkeypatch.setattr(torch.nn.Module, "double", double)
+    assert parity.widened(torch.nn.Linear(2, 2)) == "wide"  # type: ignore[comparison-overlap]
 
 
 def plan_for(*arms: ArmConfig, **how: int) -> parity.Plan:
@@ -264,27 +270,25 @@ def test_a_strict_arm_that_was_not_warmed_at_a_border_is_refused_with_the_reason
         answers(ArmConfig(name="strict", compile=policy, engine=ENGINE), None)
 
 
-def answered(plan: parity.Plan) -> parity.Plan:
-    return plan.replace(continuations=tuple((1,) * count for count in plan.counts))
-
-
 def test_every_decode_bucket_and_the_longest_context_are_asked() -> None:
     arm = arm_for("eager-padded", "float32")
     arm = arm.replace(shapes=ShapeConfig(kind="buckets", context_ladder=(16, 44, 48, 52)))
     plan = plan_for(arm_for("eager", "float32"), arm, tokens=3, seed=1)
-    assert [len(plan.late_prompt) + place for place in plan.late_places] == [44, 45, 48, 49, 51]
-    assert len(plan.late_prompt) == ENGINE.max_prompt_tokens
-    said, _ = answers(arm, plan=answered(plan))
-    assert len(said.tokens[-1]) == 5
+    late = plan.requests[-1]
+    assert [len(late.prompt) + place for place in late.places] == [44, 45, 48, 49, 51]
+    assert len(late.prompt) == ENGINE.max_prompt_tokens
+    said, _ = answers(arm, plan=plan)
+    assert len(said.logits) == len(plan.rows)
+    assert np.ptp(said.logits[-5:], axis=1).min() > 0, "each of them was computed"
 
 
 def measured(arm: ArmConfig, folder: Path, **task: Any) -> parity.Plan:
     """The plan that the measuring process answers; it is there already, or the arm makes it."""
-    paths = {"plan": str(folder / "plan.json"), "texts": "", "on_texts": []}
+    paths = {"plan": str(folder / "plan.json"), "texts": []}
     arms = [(ENCODERS[0] if arm.model.task == "embed" else arm).to_dict(), arm.to_dict()]
     reset_compiler()
     try:
-        parity.run_arm(arm, {**paths, "arms": arms, "prompts": 0, "tokens": 24, "seed": 3, "least": 0, **task}, folder)
+        parity.run_arm(arm, {**paths, "arms": arms, "prompts": 0, "tokens": 24, "seed": 3, **task}, folder)
     finally:
         reset_compiler()
     return parity.read_plan(folder / "plan.json")
@@ -296,16 +300,14 @@ def test_lost_tokens_large_logits_and_other_texts_are_errors(tmp_path: Path, mon
             outputs, events = super().advance()
             return [replace(output, tokens=output.tokens[1:]) for output in outputs], events
 
-    arm, texts = arm_for("eager", "float32"), tmp_path / "texts.json"
-    other = parity.Plan(prompts=((1, 259),), counts=(1,), continuations=((2,),))
-    texts.write_text(other.model_dump_json())
+    arm = arm_for("eager", "float32")
     with pytest.raises(ConfigError, match=r"parity\.texts .*259"):
-        measured(arm, tmp_path, texts=str(texts), on_texts=[arm.name])
-    monkeypatch.setattr(in_process, "Engine", Losing)
-    with pytest.raises(RuntimeError, match="instead of"):
-        measured(arm, tmp_path, prompts=3)
+        measured(arm, tmp_path, texts=[[[1, 259], [2]]])
     monkeypatch.setattr(parity, "MAX_LOGITS_BYTES", 0)
     with pytest.raises(ConfigError, match=r"parity\.prompts"):
+        measured(arm, tmp_path, prompts=3)
+    monkeypatch.setattr(in_process, "Engine", Losing)
+    with pytest.raises(RuntimeError, match="instead of"):
         measured(arm, tmp_path, prompts=3)
 
 
@@ -314,17 +316,17 @@ def test_a_plan_reaches_every_border_and_fills_the_slots_without_a_count() -> No
     plan = plan_for(*few, prompts=24, tokens=99)
     assert plan_for(*few, prompts=24, tokens=99) == plan != plan_for(*few, prompts=24, tokens=99, seed=4)
     assert {token for prompt in plan.prompts for token in prompt} <= set(range(259))
-    assert len(set(plan.counts)) > 3
-    assert set(plan.counts) <= set(range(6, ENGINE.max_new_tokens + 1))
+    counts = {len(request.tokens) for request in plan.requests[:24]}
+    assert len(counts) > 3
+    assert counts <= set(range(6, ENGINE.max_new_tokens + 1))
     shapes = ShapeConfig(kind="buckets", length_ladder=(*range(3, 200, 4), 208))
     many = ArmConfig(name="many", shapes=shapes, engine=EngineConfig(max_prompt_tokens=200))
     assert len(plan_for(arm_for("eager", "float32", slots=24), tokens=2).prompts) == 36
-    plan = plan_for(many, tokens=2, least=64)
+    plan = plan_for(many, tokens=2)
     assert len(plan.prompts) > 64
     assert {len(prompt) for prompt in plan.prompts} >= prompt_borders(many)
     assert {len(prompt) for prompt in plan_for(many, tokens=2, prompts=3).prompts} == prompt_borders(many)
-    assert len(plan_for(many, tokens=2, least=500).prompts) == 500
-    assert len(plan_for(arm_for("eager", "float32"), tokens=2, least=64).prompts) == 64
+    assert len(plan_for(many, tokens=2, prompts=500).prompts) == 500
 
 
 def test_the_checksum_sees_a_change_of_any_element_and_of_their_order() -> None:
@@ -350,7 +352,7 @@ def test_nothing_in_the_reference_is_rounded_to_float32() -> None:
                     item.dtype for item in (output if isinstance(output, tuple) else (output,))
                 )
             )
-    plan = parity.Plan(prompts=((1, 2, 3),), counts=(2,), continuations=((4, 5),))
+    plan = parity.Plan(asked=1, texts=0, requests=(parity.Request.whole((1, 2, 3), (4, 5)),))
     out = np.zeros((2, 259))
     parity.reference_logits(model, plan, out)
     assert set(seen) == {torch.float64}
@@ -394,8 +396,9 @@ def judged_vectors(arm: np.ndarray[Any, Any]) -> Parity:
 def test_every_text_is_embedded_alone_and_in_batches_of_growing_size() -> None:
     batches = parity.make_batches(20, 7)
     assert batches[:7] == [(text,) for text in range(7)]
-    assert {len(batch) for batch in batches} == {1, 2, 3, 4, 5, 8, 9, 16, 17, 20}
-    assert {text for batch in batches[7:] for text in batch} == set(range(7))
+    sizes = {len(batch) for batch in batches}
+    assert sizes == {1, 2, 3, 4, 5, 8, 9, 16, 17, 20}
+    assert all({text for batch in batches if len(batch) == size for text in batch} == set(range(7)) for size in sizes)
     assert parity.make_batches(1, 3) == [(0,), (1,), (2,)]
 
 
@@ -440,4 +443,4 @@ def test_a_strict_encoder_that_was_not_warmed_at_a_border_is_refused_and_no_cont
     measured(strict, tmp_path)
     reason = json.loads((tmp_path / "refused.json").read_text())["reason"]
     assert "no graph fits" in reason
-    assert not (tmp_path / "vectors.npy").exists()
+    assert not (tmp_path / "outputs.npy").exists()

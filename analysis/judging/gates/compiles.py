@@ -44,8 +44,8 @@ COMPILE_GATES = (
         "stall per minute",
         "s",
         "max_stall_s_per_min",
-        "Compile stall: {short} s/min, limit {limit:g} s/min.",
-        "Compile stall: 0 s/min, limit {limit:g} s/min.",
+        "Compiles stalled it for {short} s of a minute, limit {limit:g} s.",
+        "Compiles stalled it for 0 s of a minute, limit {limit:g} s.",
     ),
     (
         "requests hit",
@@ -96,6 +96,16 @@ def compile_facts(run: Run, arm: str) -> CompileFacts:
         requests_hit=int(run.attribution.hit[own].sum()),
         requests=int(own.sum()),
     )
+
+
+def delayed_text(run: Run, arm: str) -> str:
+    """Describe the requests of the arm that a compile delayed, by the lengths of their prompts where known."""
+    tokens = run.requests.prompt_tokens[run.of_arm(arm) & run.attribution.hit]
+    known = tokens[tokens >= 0]
+    if not known.size:
+        return "prompts of this traffic's lengths"
+    span = " to ".join(map(str, dict.fromkeys((known.min(), known.max()))))
+    return f"prompts of {span} tokens, as compiles delayed here"
 
 
 def replica_minutes(run: Run, arm: str) -> float:

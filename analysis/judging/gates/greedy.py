@@ -10,16 +10,16 @@ anything else is INCONCLUSIVE. Decision 0019 says why the limits are what they a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
 from statistics import median
-from typing import Any, Final
+from typing import Final
 
-from tailgate.analysis.judging.gates import FAIL, INCONCLUSIVE, ORDER, PASS, Gate
-from tailgate.analysis.records.asked_answers import AFTER, BEFORE, GreedyAnswer, Twice, answers_in
+from scipy.special import betaincinv
+
+from tailgate.analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
+from tailgate.analysis.records.asked_answers import GreedyAnswer, Twice, answers_in
 from tailgate.analysis.records.plain_values import mapping, number
 from tailgate.analysis.run.run import Run
-from tailgate.analysis.statistics.distributions import beta_quantile
 from tailgate.analysis.wording import counted, digits, percent
 
 CONFIDENCE: Final = 0.95
@@ -27,43 +27,41 @@ MOST_HIDDEN: Final = 0.1  # of all prompts, that may get another answer beyond t
 # Departures per token. Equal weights of vLLM in bfloat16, eager against compiled, with nearly flat logits: 0.029.
 BEYOND_ROUNDING: Final = 0.25
 _LEAST_REPEATED: Final = 0.75
-_MEASUREMENTS: Final = 2  # before and after the load, each with its part of alpha
 
 # The control's two answers to a prompt, and the arm's two.
 Four = tuple[GreedyAnswer, GreedyAnswer, GreedyAnswer, GreedyAnswer]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GreedyParity:
-    """What follows from the answers before or after the load.
-
-    `different` is the share of the control's repeated answers that the arm does not give; None where there is none.
-    """
-
-    verdict: str
-    reason: str
-    different: float | None = None
-
-
 def greedy_gate(run: Run, arm: str) -> Gate:
-    """Return the gate of the external arm. It is open where a trial that asked it lost an answer, unless the others
-    fail."""
+    """Return the gate of the external arm."""
     account, control = run.account(arm), run.account(run.control)
     allowed = number(mapping(run.records.experiment.get("parity")).get("max_different")) or 0.0
-    documents = [(control.asked.get(trial), account.asked.get(trial)) for trial in account.greedy_trials]
-    lost = [f"trial {trial}" for trial, pair in zip(account.greedy_trials, documents, strict=True) if None in pair]
-    found = judge_greedy_trials(arm, documents, allowed=allowed, alpha=run.limits.alpha)
-    return gate_of(arm, found, allowed=allowed, lost=lost)
+    asked = {
+        trial: (answers_in(control.asked.get(trial, {})), answers_in(account.asked.get(trial, {})))
+        for trial in account.greedy_trials
+    }
+    return judge_greedy(arm, asked, allowed=allowed, alpha=run.limits.alpha)
 
 
-def gate_of(arm: str, found: Sequence[GreedyParity], *, allowed: float, lost: Sequence[str] = ()) -> Gate:
-    """Return the gate by what was found before and after the load; `lost` are the trials whose answers are missing."""
-    # Of equal verdicts the later one counts: it is of a server that has been under load.
-    worst = min(reversed(found), key=lambda item: ORDER.index(item.verdict))
-    verdict, reason = worst.verdict, worst.reason
+def judge_greedy(
+    arm: str, asked: Mapping[int, tuple[Twice | None, Twice | None]], *, allowed: float, alpha: float
+) -> Gate:
+    """Judge what the control and the arm answered in each trial; a trial that lost an answer leaves all but FAIL open.
+
+    Equal arms FAIL with a chance of at most `alpha`, as long as rounding alone parts them at fewer than
+    `BEYOND_ROUNDING` of the tokens. The gate's value is the share of the control's repeated answers that the arm does
+    not give, None where there is none.
+    """
+    fours: list[Four] = []
+    lost: list[str] = []
+    for trial, (control, own) in asked.items():
+        if control is None or own is None or len(control[0]) != len(own[0]):
+            lost.append(f"trial {trial}")
+        else:
+            fours += zip(*control, *own, strict=True)
+    verdict, reason, different = _judged(arm, fours, allowed, alpha)
     if lost and verdict != FAIL:
         verdict, reason = INCONCLUSIVE, f"The answers of {', '.join(lost)} are not there."
-    different = max((item.different for item in found if item.different is not None), default=None)
     return Gate(
         arm=arm,
         gate="parity",
@@ -77,46 +75,21 @@ def gate_of(arm: str, found: Sequence[GreedyParity], *, allowed: float, lost: Se
     )
 
 
-def judge_greedy_trials(
-    arm: str,
-    documents: Sequence[tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]],
-    *,
-    allowed: float,
-    alpha: float,
-) -> list[GreedyParity]:
-    """Judge before the load and after it, over the trials: of each what the control and the arm answered."""
-    found = []
-    for when in (BEFORE, AFTER):
-        twice: list[tuple[Twice, Twice]] = []
-        for control, own in documents:
-            base, its = answers_in(control or {}, when), answers_in(own or {}, when)
-            if base is not None and its is not None and len(base[0]) == len(its[0]):
-                twice.append((base, its))
-        if twice or when == BEFORE:
-            found.append(judge_greedy(arm, twice, when=when, allowed=allowed, alpha=alpha / _MEASUREMENTS))
-    return found
-
-
-def judge_greedy(
-    arm: str, answers: Sequence[tuple[Twice, Twice]], *, when: str, allowed: float, alpha: float
-) -> GreedyParity:
-    """Judge what the control and the arm answered in each trial. Equal arms FAIL with a chance of at most `alpha`, as
-    long as rounding alone parts them at fewer than `BEYOND_ROUNDING` of the tokens."""
-    fours: list[Four] = [four for control, own in answers for four in zip(*control, *own, strict=True)]
+def _judged(arm: str, fours: Sequence[Four], allowed: float, alpha: float) -> tuple[str, str, float | None]:
+    """Return verdict, reason and the share of different answers."""
     whole = [four for four in fours if not any(map(_failure, four))]
     if not whole:
         failure = next(filter(None, (_failure(answer) for four in fours for answer in four)), "nothing was recorded")
-        reason = f"No prompt {when} the load was answered by both {arm} and the control: {failure}."
-        return GreedyParity(verdict=INCONCLUSIVE, reason=reason)
+        return INCONCLUSIVE, f"No prompt was answered by both {arm} and the control: {failure}.", None
     equal = sum(control.text == own.text for control, _, own, _ in whole)
-    seen = f"{equal} of {len(whole)} greedy answers of {arm} {when} the load are the control's"
+    seen = f"{equal} of {len(whole)} greedy answers of {arm} are the control's"
     if why := _useless(arm, whole):
-        return GreedyParity(verdict=INCONCLUSIVE, reason=f"{seen}: {why}.")
+        return INCONCLUSIVE, f"{seen}: {why}.", None
     different, of = _different(whole)
     share = different / of if of else None
     if why := _beyond_rounding(whole, alpha):
-        return GreedyParity(verdict=FAIL, reason=f"{seen}: {why}.", different=share)
-    hidden = float(beta_quantile(CONFIDENCE, different + 1, of - different)) if different < of else 1.0
+        return FAIL, f"{seen}: {why}.", share
+    hidden = float(betaincinv(different + 1, of - different, CONFIDENCE)) if different < of else 1.0
     by = f"by {counted(of, 'different answer')} that the control repeats"
     may = (
         f"up to {percent(hidden)} of all prompts may get another answer unseen, limit {percent(allowed + MOST_HIDDEN)}"
@@ -130,7 +103,7 @@ def judge_greedy(
         )
     elif hidden <= allowed + MOST_HIDDEN:
         verdict, why = PASS, may
-    return GreedyParity(verdict=verdict, reason=f"{seen}: {why}.", different=share)
+    return verdict, f"{seen}: {why}.", share
 
 
 def _useless(arm: str, whole: Sequence[Four]) -> str:
@@ -157,7 +130,7 @@ def _beyond_rounding(whole: Sequence[Four], alpha: float) -> str:
     parted = [place for place, _ in places if place is not None]
     tokens = sum(of if place is None else place + 1 for place, of in places)
     # Clopper and Pearson's lower limit of the share of tokens
-    least = float(beta_quantile(alpha, len(parted), tokens - len(parted) + 1)) if parted else 0.0
+    least = float(betaincinv(len(parted), tokens - len(parted) + 1, alpha)) if parted else 0.0
     if least <= BEYOND_ROUNDING:
         return ""
     return (

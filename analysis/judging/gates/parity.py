@@ -11,7 +11,7 @@ from typing import Any
 
 from tailgate.analysis.judging.gates import FAIL, INCONCLUSIVE, ORDER, PASS, Gate
 from tailgate.analysis.judging.gates.greedy import greedy_gate
-from tailgate.analysis.records.plain_values import mapping, rows_of
+from tailgate.analysis.records.plain_values import mapping, number, rows_of
 from tailgate.analysis.run.run import Run
 
 
@@ -24,11 +24,11 @@ def parity_gates(run: Run, arm: str) -> list[Gate]:
     if account.greedy_trials:
         return [greedy_gate(run, arm)]
     required = settings.get("full") is True
-    exact = any(row.get("error") or row.get("dtype") == "float32" or "cosine" in row for row in account.answers)
+    telling = any(row.get("error") or _must_be_equal(row) for row in account.answers)
     # Where whole servers are compared, nothing is said of what they compute.
     whole = run.records.experiment.get("compare_models") is True
     difference = "" if whole and not required else run.quantisation_difference(arm)
-    if not (account.parity or required or exact or difference):
+    if not (account.parity or required or telling or difference):
         return []
     return [parity_gate(arm, account.parity, account.answers, required=required, quantisation_difference=difference)]
 
@@ -45,34 +45,27 @@ def parity_gate(
 
     Where quantisation differs from the control's (`quantisation_difference`), measured accuracy alone gives parity.
     """
-    cosine = _lowest_cosine(answers)
+    exact = [row for row in answers if _must_be_equal(row, quantised=bool(quantisation_difference))]
     findings: list[tuple[str, str]] = []
     if measured:
         findings.append(_of_measured(measured))
     elif required:
         findings.append((INCONCLUSIVE, "The experiment asks for parity before the traffic, and it was not measured."))
-    elif quantisation_difference and cosine is None:
+    elif quantisation_difference and not exact:
         reason = f"Its weights are held as {quantisation_difference}, and what that costs was not measured"
         findings.append((INCONCLUSIVE, f"{reason}: set parity.full = true."))
     if answers:
-        findings.append(judge_answers(arm, answers, quantisation_difference=bool(quantisation_difference)))
+        findings.append(judge_answers(arm, answers, quantised=bool(quantisation_difference)))
     verdict, reason = min(
         findings, key=lambda finding: ORDER.index(finding[0]), default=(INCONCLUSIVE, "Nothing was measured of it.")
     )
-    value = limit = None
-    if cosine is not None:
-        value, limit = cosine, float(answers[0].get("min_cosine") or 0.0)
-    elif _is_exact(answers) and not quantisation_difference and (of := sum(row["of"] for row in answers)):
-        value, limit = float(of - sum(row["same"] for row in answers)), 0.0
+    value, limit, unit = None, None, "count"
+    if lowest := _lowest_cosine(answers):
+        value, limit, unit = *lowest, ""
+    elif exact:
+        value, limit = float(sum(row["of"] - row["same"] for row in exact)), 0.0
     return Gate(
-        arm=arm,
-        gate="parity",
-        kind="parity",
-        value=value,
-        limit=limit,
-        unit="count" if cosine is None else "",
-        verdict=verdict,
-        reason=reason,
+        arm=arm, gate="parity", kind="parity", value=value, limit=limit, unit=unit, verdict=verdict, reason=reason
     )
 
 
@@ -83,38 +76,33 @@ def _of_measured(measured: Mapping[str, Any]) -> tuple[str, str]:
     return verdict, f"Parity before the traffic is {verdict}: {(reasons or ['no reason is recorded.'])[0]}"
 
 
-def judge_answers(
-    arm: str, rows: Sequence[Mapping[str, Any]], *, quantisation_difference: bool = False
-) -> tuple[str, str]:
+def judge_answers(arm: str, rows: Sequence[Mapping[str, Any]], *, quantised: bool = False) -> tuple[str, str]:
     """Return (verdict, reason) of the answers that the arm's replicas gave after the traffic.
 
-    In float32 they must be equal; in lower precision rounding may turn a token and all that follow it, so they only
-    show that a replica answers. Vectors are held to their cosine with the control's.
+    In float32 they must be equal, and vectors near the control's; in lower precision rounding may turn a token and all
+    that follow it, so they only show that a replica answers.
     """
-    silent = [row for row in rows if row.get("error")]
-    answered = [row for row in rows if not row.get("error")]
-    same, of = sum(row["same"] for row in answered), sum(row["of"] for row in answered)
-    cosine = _lowest_cosine(rows)
-    seen = f"{same} of {of} greedy answers of {arm} after the traffic are the control's"
-    if same < of and _is_exact(rows) and not quantisation_difference and cosine is None:
-        return FAIL, f"{seen}, and in float32 all must be: `tailgate parity` names the first token that differs."
-    if silent:
-        who = silent[0].get("replica") or arm
-        return INCONCLUSIVE, f"{who} did not answer after the traffic: {silent[0].get('error')}."
+    same, of = (sum(row[key] for row in rows) for key in ("same", "of"))
+    seen = f"{same} of {of} greedy answers of {arm} after the traffic equal the control's"
+    must = ", and in float32 all must be: `tailgate parity` names the first token that differs"
+    if lowest := _lowest_cosine(rows):
+        seen = f"The lowest cosine of a vector of {arm} after the traffic with the control's is {lowest[0]:.6f}"
+        must = f", limit {lowest[1]:g}"
+    if any(row["same"] < row["of"] for row in rows if _must_be_equal(row, quantised=quantised)):
+        return FAIL, f"{seen}{must}."
+    if silent := next((row for row in rows if row.get("error")), None):
+        who = silent.get("replica") or arm
+        return INCONCLUSIVE, f"{who} did not answer after the traffic: {silent['error']}."
     if not of:
         return INCONCLUSIVE, f"No replica of {arm} was asked after the traffic."
-    if cosine is not None:
-        limit = float(rows[0].get("min_cosine") or 0.0)
-        seen = f"The lowest cosine of a vector of {arm} after the traffic with the control's is {cosine:.6f}"
-        return (PASS if cosine >= limit else FAIL), f"{seen}, limit {limit:g}."
-    return PASS, f"{seen}."
+    return PASS, f"{seen}{must if lowest else ''}."
 
 
-def _lowest_cosine(rows: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return the lowest cosine of a vector with the control's; None for tokens or without answers."""
-    known = [float(row["cosine"]) for row in rows if isinstance(row.get("cosine"), (int, float))]
-    return min(known, default=None)
+def _lowest_cosine(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float] | None:
+    """Return the lowest cosine of a vector with the control's, and its limit; None for tokens or without answers."""
+    known = [(number(row.get("cosine")), number(row.get("min_cosine"))) for row in rows]
+    return min(((cosine, limit) for cosine, limit in known if cosine is not None and limit is not None), default=None)
 
 
-def _is_exact(rows: Sequence[Mapping[str, Any]]) -> bool:
-    return all(row.get("dtype") == "float32" for row in rows)
+def _must_be_equal(row: Mapping[str, Any], *, quantised: bool = False) -> bool:
+    return "cosine" in row or (row.get("dtype") == "float32" and not quantised)

@@ -63,7 +63,7 @@ def edited(directory: Path, edit: Any) -> Path:
 def test_an_equal_run_of_another_day_passes_and_what_differs_is_listed(baseline: Path, tmp_path: Path) -> None:
     summary = compare_runs(baseline, later(tmp_path))
     assert (summary["overall"], summary["exit_code"]) == ("PASS", 0), summary["headline"]
-    assert (summary["control"], summary["name"]) == ("baseline", "last-week → this-week")
+    assert (summary["control"], summary["name"]) == ("baseline", "compiled of last-week → compiled of this-week")
     assert "versions.torch 2.11 → 2.12" in checks(summary)["what differs"]["reason"]
 
 
@@ -95,9 +95,9 @@ def test_what_the_earlier_run_did_fails_no_gate(tmp_path: Path) -> None:
             "PASS",
             "lower on the candidate's host",
         ),  # far from the margin, whatever a machine 3 % slower explains
-        (1.2, 1.2, "INCONCLUSIVE", "lower on the candidate's card"),
+        (1.2, 1.2, "INCONCLUSIVE", "lower on the candidate's processor"),
         (1.2, 0.8, "PASS", "lower"),  # equal in spite of a slower machine
-        (1 / 1.2, 0.8, "INCONCLUSIVE", "higher on the candidate's card"),
+        (1 / 1.2, 0.8, "INCONCLUSIVE", "higher on the candidate's processor"),
         (1 / 1.2, 1.2, "FAIL", "higher"),  # slower in spite of a faster machine
     ],
 )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,9 @@ import pytest
 
 from benchmarks.simulation.fleet import CONTROL, SLOTS, TREATMENT, Fleet
 from benchmarks.simulation.greedy import BF16, EXACT, Server
+from tailgate.analysis.judging.gates import Gate
 from tailgate.analysis.judging.gates.compiles import client_gates
-from tailgate.analysis.judging.gates.greedy import (
-    GreedyParity,
-    first_difference,
-    gate_of,
-    judge_greedy,
-    judge_greedy_trials,
-)
+from tailgate.analysis.judging.gates.greedy import first_difference, judge_greedy
 from tailgate.analysis.records.asked_answers import GreedyAnswer, Twice
 from tailgate.analysis.records.run_records import read_run
 from tailgate.analysis.records.schemas import REQUESTS
@@ -163,12 +157,12 @@ PROMPTS = 48
 
 def judged_answers(
     control: Twice | Server, arm: Twice | Server, *, seed: int = 1, prompts: int = PROMPTS, allowed: float = 0.0
-) -> GreedyParity:
+) -> Gate:
     twice = [
         item if isinstance(item, tuple) else replace(item, name=name).twice(seed, prompts)
         for name, item in (("control", control), ("arm", arm))
     ]
-    return judge_greedy("arm", [(twice[0], twice[1])], when="before", allowed=allowed, alpha=0.025)
+    return judge_greedy("arm", {1: (twice[0], twice[1])}, allowed=allowed, alpha=0.025)
 
 
 def changed(twice: Twice, places: Sequence[int], **changes: object) -> Twice:
@@ -209,15 +203,28 @@ def test_greedy_answers_decide_as_far_as_words_can(
     assert (found.verdict, words in found.reason) == (verdict, True), found.reason
 
 
-def test_trials_add_up() -> None:
-    pair = EXACT.twice(1, PROMPTS), EXACT.twice(1, PROMPTS)
-    found = judge_greedy("arm", [pair, pair], when="before", allowed=0.0, alpha=0.05)
-    assert "96 of 96 greedy answers" in found.reason
-    assert found.verdict == "PASS"
+def test_trials_add_up_and_lost_answers_leave_a_pass_open_and_a_fail_as_it_is() -> None:
+    answers = EXACT.twice(1, PROMPTS)
+    passed = judge_greedy("arm", {1: (answers, answers), 2: (answers, answers)}, allowed=0.0, alpha=0.05)
+    assert "96 of 96 greedy answers" in passed.reason
+    assert (passed.gate, passed.kind, passed.verdict, passed.limit, passed.unseen) == (
+        *("parity", "parity", "PASS", 0.0),
+        False,
+    )
+    short = tuple(item[:-1] for item in answers)
+    for lost in (None, short):
+        gate = judge_greedy("arm", {1: (answers, answers), 2: (answers, lost)}, allowed=0.0, alpha=0.05)  # type: ignore[dict-item]
+        assert (gate.verdict, gate.reason, gate.unseen) == (
+            *("INCONCLUSIVE", "The answers of trial 2 are not there."),
+            True,
+        )
+    other = Server(weights="two").twice(1, PROMPTS)
+    assert judge_greedy("arm", {1: (answers, other), 2: (None, other)}, allowed=0.0, alpha=0.05).verdict == "FAIL"
+    assert judge_greedy("arm", {1: (None, None)}, allowed=0.0, alpha=0.05).verdict == "INCONCLUSIVE"
 
 
 def text(words: str) -> GreedyAnswer:
-    return GreedyAnswer(text=words, asked=8, pieces=1)
+    return GreedyAnswer(digest="", text=words, asked=8, pieces=1)
 
 
 def repeated(letters: str) -> Twice:
@@ -229,7 +236,7 @@ def repeated(letters: str) -> Twice:
 @pytest.mark.parametrize("letters", ["ab", "ba", "bc"])
 def test_answers_that_the_control_does_not_repeat_accuse_no_arm(letters: str) -> None:
     found = judged_answers(repeated("ac"), repeated(letters))
-    assert (found.verdict, found.different) == ("INCONCLUSIVE", 0.0)
+    assert (found.verdict, found.value) == ("INCONCLUSIVE", 0.0)
     assert "give more parity.prompts" in found.reason
 
 
@@ -248,39 +255,3 @@ def test_other_first_words_that_both_repeat_fail_and_those_that_the_arm_does_not
 @pytest.mark.parametrize(("other", "at"), [("one two three four", None), ("one two three fore", 7), ("two", 0)])
 def test_texts_part_at_about_the_token_that_their_letters_say(other: str, at: int | None) -> None:
     assert first_difference(text("one two three four"), text(other)) == at
-
-
-def document(server: Server, name: str, later: Server) -> dict[str, Any]:
-    """Return the file of the answers of one server, which was asked before and after the load."""
-
-    def rows(item: Server) -> Any:
-        twice = replace(item, name=name).twice(1, PROMPTS)
-        return json.loads(json.dumps([[asdict(answer) for answer in answers] for answers in twice]))
-
-    answers = {"before": rows(server), "after": rows(later)}
-    return {"prompts": [{"digest": str(place), "max_tokens": 24} for place in range(PROMPTS)], "answers": answers}
-
-
-class TestGate:
-    def documents(self, arm: Server, *, after: Server | None = None) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-        return [(document(EXACT, "control", EXACT), document(arm, "arm", after or arm))]
-
-    judge = staticmethod(partial(judge_greedy_trials, "arm", allowed=0.0, alpha=0.05))
-
-    def test_fault_that_begins_under_the_load_is_a_fail(self) -> None:
-        found = self.judge(self.documents(EXACT, after=Server(weights="two")))
-        assert [item.verdict for item in found] == ["PASS", "FAIL"]
-        gate = gate_of("arm", found, allowed=0.0)
-        assert (gate.gate, gate.kind, gate.verdict, gate.limit) == ("parity", "parity", "FAIL", 0.0)
-        assert "after the load" in gate.reason
-        assert "before the load" not in gate.reason
-
-    def test_lost_records_leave_a_pass_open_and_a_fail_as_it_is(self) -> None:
-        lost, passed = "The answers of trial 2 are not there.", self.judge(self.documents(EXACT))
-        gate = gate_of("arm", passed, allowed=0.0)
-        assert (gate.verdict, gate.unseen, "after the load" in gate.reason) == ("PASS", False, True)
-        gate = gate_of("arm", passed, allowed=0.0, lost=["trial 2"])
-        assert (gate.verdict, gate.reason, gate.unseen) == ("INCONCLUSIVE", lost, True)
-        assert [item.verdict for item in self.judge([(None, None)])] == ["INCONCLUSIVE"]
-        failed = gate_of("arm", self.judge(self.documents(Server(weights="two"))), allowed=0.0, lost=["trial 2"])
-        assert failed.verdict == "FAIL"

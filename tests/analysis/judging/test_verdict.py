@@ -82,11 +82,17 @@ class TestWords:
         other = check(name="overload", arm="compiled")
         assert "was late" not in headline({"bucketed": "PASS"}, [gate(arm="bucketed")], [other], "eager")
 
+    def test_other_work_comes_before_the_load_generator_that_it_makes_late(self):
+        gates = [gate(verdict="INCONCLUSIVE", blocked_by=("load generator", "other work"))]
+        checks = [check(remedy="Give it a core."), check(name="other work", reason="Busy.", remedy="End it.")]
+        assert headline({"compiled": "INCONCLUSIVE"}, gates, checks, "eager").endswith("Busy.")
+        assert advise(gates, checks).text == "End it. Give it a core."
+
     @pytest.mark.parametrize(
         ("name", "needed_s", "text"),
         [
             ("overload", None, "Lower it."),
-            ("other work", None, "Lower it."),
+            ("other work", 600.0, "Lower it. A run"),  # machines may be quiet next time
             ("cut requests", 600.0, "Lower it. A run"),
         ],
     )
@@ -142,14 +148,18 @@ MISSED = failed("slo p99_ttft_ms", "slo")
     ("gate", "more", "words"),
     [
         (failed("recompiles", "recompile"), {}, "`tailgate inspect experiment.toml --arm compiled`"),
-        (failed("recompiles", "recompile"), {"external": ["compiled"]}, "Have its server warm up"),
+        (
+            failed("recompiles", "recompile"),
+            {"external": {"compiled": "prompts of 4 to 9 tokens"}},
+            "send its server prompts of 4 to 9",
+        ),
         (failed("eager steps", "recompile"), {}, "which steps are not ready"),
         (failed("refused", "error"), {}, "bounds or ladders"),
         (failed("deaths", "error"), {}, "under logs/"),
         (failed("errors", "error"), {}, "`error`"),
         (SLOWER, {}, "`tailgate frontier experiment.toml`"),
         (MISSED, {}, "`tailgate frontier experiment.toml`"),
-        (MISSED, {"external": ["compiled"]}, 'traffic.arrivals = "saturation"'),
+        (MISSED, {"external": {"compiled": ""}}, 'traffic.arrivals = "saturation"'),
         (failed("parity", "parity"), {}, "`tailgate parity experiment.toml`"),
         (failed("memory ratio", "memory"), {}, "fewer slots"),
         (failed("ramp", "ramp"), {}, "ramp's line in the report"),

@@ -17,6 +17,7 @@ from tailgate.analysis.parity.judge import (
     POSITION_LIMIT,
     PROMPT_LIMIT,
     WORST_LIMIT,
+    Accuracy,
     Answers,
     Places,
     judge,
@@ -28,7 +29,7 @@ from tailgate.analysis.parity.vectors import LEAST_COSINE, TextRows, cosines, ju
 
 REQUESTS, TOKENS, VOCABULARY = 12, 10, 400
 NOISE = 0.02
-PROMPTS = list(range(1, REQUESTS + 1))
+NONE_QUANTISED = Accuracy(quantised={}, max_kl=1.0, source="")
 
 
 def reference_of(seed=0):
@@ -55,7 +56,9 @@ def answers(logits, name="arm", **taken):
 
 def outcome(arm, reference, control=None, dtype="bfloat16"):
     control = control or answers(noisy(reference), "eager")
-    return judge(control, [arm], reference, dtype=dtype, prompts=PROMPTS, seed=1)
+    requests = len(reference) // TOKENS
+    place = Places(lengths=[TOKENS] * requests, prompts=list(range(1, requests + 1)))
+    return judge(control, [arm], reference, place=place, dtype=dtype, seed=1, accuracy=NONE_QUANTISED)
 
 
 def found(parity):
@@ -68,20 +71,16 @@ def near_tie(reference, position, lead):
     return reference
 
 
-def test_an_arm_with_the_control_s_noise_passes():
-    reference = reference_of()
-    parity = outcome(answers(noisy(reference, seed=2)), reference)
-    assert parity.verdict == parity.control.verdict == "PASS"
-    assert found(parity)["error"].value == pytest.approx(1.0, abs=0.05)
-    assert parity.arms[0].reasons == []
-
-
-@pytest.mark.parametrize(("times", "verdict"), [(1.3, "PASS"), (1.8, "FAIL")])
+@pytest.mark.parametrize(("times", "verdict"), [(1.0, "PASS"), (1.3, "PASS"), (1.8, "FAIL")])
 def test_an_arm_may_err_one_and_a_half_times_as_much(times, verdict):
     reference = reference_of()
     parity = outcome(answers(noisy(reference, times, seed=2)), reference)
     error = found(parity)["error"]
-    assert (parity.verdict, error.verdict, error.limit) == (verdict, verdict, ERROR_LIMIT)
+    assert (parity.control.verdict, parity.verdict, error.verdict, error.limit) == (
+        *("PASS", verdict, verdict),
+        ERROR_LIMIT,
+    )
+    assert (parity.arms[0].reasons == []) == (verdict == "PASS")
     assert error.value == pytest.approx(times, rel=0.05)
     assert error.low <= error.value <= error.high
 
@@ -129,7 +128,7 @@ def test_few_prompts_set_no_interval_and_pass_nothing(requests, verdict):
         Answers(name=name, tokens=[[7] * TOKENS] * requests, logits=noisy(reference, seed=seed))
         for name, seed in (("eager", 1), ("arm", 2))
     )
-    parity = judge(control, [arm], reference, dtype="bfloat16", prompts=PROMPTS, seed=1)
+    parity = outcome(arm, reference, control)
     assert parity.verdict == verdict
     error = found(parity)["error"]
     assert (error.low is None) == (error.high is None) == (verdict != "PASS")
@@ -176,20 +175,6 @@ class TestFloat32:
         assert "first at request 5 (prompt of 6 tokens), token 3" in tokens.reason
         assert "eager takes 7 and arm 11" in tokens.reason
         assert found(parity)["flips"].verdict == flips
-
-
-class TestWithoutReference:
-    def test_lower_precision_stays_open(self):
-        reference = reference_of()
-        parity = outcome(answers(noisy(reference, seed=2)), None, answers(noisy(reference)))
-        assert parity.verdict == "INCONCLUSIVE"
-        assert "no float64 reference" in parity.arms[0].reasons[0]
-
-    @pytest.mark.parametrize(("taken", "verdict"), [({}, "PASS"), ({"r0t0": 3}, "FAIL")])
-    def test_float32_is_judged_by_its_answers(self, taken, verdict):
-        logits = noisy(reference_of(), 1e-5)
-        parity = outcome(answers(logits, **taken), None, answers(logits, "eager"), "float32")
-        assert parity.verdict == verdict
 
 
 class TestControl:
@@ -267,19 +252,7 @@ def test_no_number_fails_and_leaves_a_document_that_json_can_hold():
     assert found(parity)["finite"].verdict == "FAIL"
     assert found(parity)["finite"].value == 2
     assert "first at request 1 (prompt of 2 tokens), token 8" in found(parity)["finite"].reason
-    assert json.loads(json.dumps(parity.to_dict(), allow_nan=False))["verdict"] == "FAIL"
-
-
-def test_tokens_that_the_reference_rules_out_are_left_out():
-    reference = reference_of()
-    reference[:, 300:] = -np.inf
-    control, arm = noisy(reference), noisy(reference, seed=2)
-    arm[:, 300:] = -1e4  # a finite stand-in is as good
-    parity = outcome(answers(arm), reference, answers(control, "eager"))
-    assert parity.verdict == "PASS"
-    assert np.isfinite(measure(arm, reference).error).all()
-    arm[4, 350] = 99.0  # but it must not win
-    assert found(outcome(answers(arm), reference, answers(control, "eager")))["flips"].verdict == "FAIL"
+    assert json.loads(parity.model_dump_json(), parse_constant=pytest.fail)["verdict"] == "FAIL"
 
 
 def test_the_interval_rests_on_requests_and_not_on_positions():
@@ -326,20 +299,19 @@ def measured(size, seed=1, nonsense=slice(0, 0)):
 
 
 def evenness_of(own, control=None, place=PLACE):
+    control = control or measured(0.01, seed=2)
     return {item.name: item for item in judge_evenness("int4", own, control, place, "bfloat16")}
 
 
 @pytest.mark.parametrize("size", [0.02, 0.2])
-@pytest.mark.parametrize("with_control", [True, False])
-def test_one_prompt_of_nonsense_fails_though_typical_errors_are_great(size, with_control):
-    control = measured(0.01, seed=2) if with_control else None
-    worst = evenness_of(measured(size, nonsense=slice(0, TOKENS_EACH)), control)["worst prompt"]
+def test_one_prompt_of_nonsense_fails_though_typical_errors_are_great(size):
+    worst = evenness_of(measured(size, nonsense=slice(0, TOKENS_EACH)))["worst prompt"]
     assert (worst.verdict, worst.limit) == ("FAIL", PROMPT_LIMIT)
     assert "at request 0 (prompt of 1 token)" in worst.reason
 
 
 def test_one_position_of_nonsense_fails():
-    findings = evenness_of(measured(0.02, nonsense=slice(19, 20)), measured(0.01, seed=2))
+    findings = evenness_of(measured(0.02, nonsense=slice(19, 20)))
     assert findings["worst prompt"].verdict == "PASS"
     assert (findings["worst position"].verdict, findings["worst position"].limit) == ("FAIL", POSITION_LIMIT)
     assert "request 2 (prompt of 12 tokens), token 4 of 8" in findings["worst position"].reason
@@ -380,12 +352,11 @@ def judged(
     arm: Floats,
     *,
     control: Floats = EVERY,
-    reference: Floats | None = TRUE,
+    reference: Floats = TRUE,
     dtype: str = "float32",
-    rows: TextRows = ROWS,
     **more: Any,
 ) -> Parity:
-    return judge_vectors("eager", {"eager": control, "fast": arm}, reference, rows=rows, dtype=dtype, **more)
+    return judge_vectors("eager", {"eager": control, "fast": arm}, reference, rows=ROWS, dtype=dtype, **more)
 
 
 def test_noise_below_the_limit_passes_and_above_it_fails() -> None:
@@ -431,18 +402,6 @@ def test_texts_that_all_have_one_direction_show_nothing() -> None:
     outcome = judged(same[list(ROWS.texts)], control=same[list(ROWS.texts)], reference=same)
     assert outcome.verdict == "INCONCLUSIVE"
     assert "tell texts apart" in outcome.control.reasons[0]
-
-
-def test_without_a_reference_the_control_is_the_measure() -> None:
-    assert judged(EVERY, reference=None).verdict == "PASS"
-    assert judged(off_by(0.05), reference=None).verdict == "FAIL"
-
-
-def test_no_text_shows_nothing() -> None:
-    empty = np.zeros((0, WIDTH))
-    rows = TextRows(texts=(), batches=(), lengths=())
-    assert judged(empty, control=empty, reference=None, rows=rows).verdict == "INCONCLUSIVE"
-    assert cosines(empty, empty).shape == (0,)
 
 
 def test_vectors_of_another_width_are_no_matter_of_rounding() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tailgate.analysis.records import request_columns
 from tailgate.analysis.records import requests as requests_module
-from tailgate.analysis.records.asked_answers import AFTER, BEFORE, answers_in
+from tailgate.analysis.records.asked_answers import answers_in
 from tailgate.analysis.records.placing import misplaced_requests
 from tailgate.analysis.records.request_columns import ColumnBuilder, first_rows
 from tailgate.analysis.records.requests import requests_of
@@ -191,38 +191,23 @@ def test_columns_widen_to_the_numbers_that_they_hold(tokens):
     assert builder.columns().prompt_tokens.tolist() == tokens
 
 
-PROMPT = {"index": 3, "tokens": 9, "max_tokens": 2, "digest": "ab"}
-FULL = {"replica": "eager-0", "text": "a b", "pieces": 2, "error": ""}
-
-
-def document(*rows: Any) -> dict[str, Any]:
-    return {"prompts": [PROMPT] * len(rows), "answers": {BEFORE: [list(rows), list(rows)]}}
+FULL = {"digest": "ab", "asked": 2, "replica": "eager-0", "text": "a b", "pieces": 2, "error": ""}
 
 
 def test_answers_are_read_twice_with_what_was_asked() -> None:
-    found = answers_in(document(FULL), BEFORE)
+    found = answers_in({"answers": [[FULL], [FULL]]})
     assert found is not None
     assert found[0] == found[1]
     [answer] = found[0]
     assert (answer.digest, answer.asked, answer.text, answer.pieces) == ("ab", 2, "a b", 2)
-    assert answers_in(document(FULL), AFTER) is None
 
 
 @pytest.mark.parametrize(
-    "content",
-    [
-        {},
-        {"prompts": 3, "answers": {BEFORE: [[], []]}},
-        {"prompts": [PROMPT], "answers": [1]},
-        {"prompts": [PROMPT], "answers": {BEFORE: [[FULL]]}},
-        {"prompts": [PROMPT], "answers": {BEFORE: [[FULL], []]}},
-        {"prompts": [PROMPT], "answers": {BEFORE: [[FULL], 5]}},
-        {"prompts": [PROMPT, PROMPT], "answers": {BEFORE: [[FULL], [FULL]]}},
-        document({**FULL, "text": 3}),
-    ],
+    "answers",
+    [None, 3, [], [[], []], [[FULL]], [[FULL], []], [[FULL], 5], [[FULL]] * 3, [[FULL], [{**FULL, "text": 3}]]],
 )
-def test_document_of_another_form_holds_no_answers(content: dict[str, Any]) -> None:
-    assert answers_in(content, BEFORE) is None
+def test_document_of_another_form_holds_no_answers(answers: Any) -> None:
+    assert answers_in({"answers": answers}) is None
 
 
 def journal(folder: Path, *more: bytes) -> Path:

@@ -54,7 +54,7 @@ def test_failed_gates_come_before_open_ones_and_each_has_one_sentence(demo: Summ
     demo["gates"].append({"arm": "compiled-padded", **gate})
     text = read_page(first_screen(html_report(demo))).text
     failed, undecided = text.index("FAIL compiled-naive 4 gates"), text.index("INCONCLUSIVE compiled-padded 6 gates")
-    assert failed < text.index("Compile stall: 21 s/min") < undecided
+    assert failed < text.index("Compiles stalled it for 21 s of a minute") < undecided
     assert undecided < text.index("6 gates passed, 5 open gates of arms that failed")
     assert "longest stall 8.95 s – 1 s Compiles delayed a request by up to 8.9 s, limit 1 s." in text
     assert "No record. No record. Look at its log." in text, "a sentence, and the whole reason folded below it"
@@ -82,7 +82,7 @@ def test_checks_that_limit_the_run_say_what_they_leave_open(demo: Summary, read_
     row |= {"reason": "It stopped.", "opens": ["longest stall"], "remedy": "See."}
     demo["validity"].append(row)
     text = read_page(html_report(demo)).text
-    assert "gates.min_blocks asks for 18. Leaves open: non-inferiority, SLO." in text
+    assert "a verdict needs 18 usable blocks of 30 s (gates.min_blocks); compiled-padded has 2. Leaves open" in text
     assert "blocks (compiled-naive)" in text
     assert "It stopped. See. Leaves open: longest stall." in text
     failed = sum(not row["ok"] for row in demo["validity"])

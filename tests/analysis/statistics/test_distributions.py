@@ -13,16 +13,11 @@ DEGREES = st.floats(0.5, 1e4)
 
 
 @settings(max_examples=60)
-@given(p=P, value=st.floats(-30, 30), degrees=DEGREES, other=DEGREES)
-def test_continuous_distributions_agree(p, value, degrees, other):
+@given(p=P, value=st.floats(-30, 30), degrees=DEGREES)
+def test_continuous_distributions_agree(p, value, degrees):
     pairs = [
-        (distributions.normal_quantile(p), stats.norm.ppf(p)),
         (distributions.t_quantile(p, degrees), stats.t.ppf(p, degrees)),
-        (distributions.t_cdf(value, degrees), stats.t.cdf(value, degrees)),
         (distributions.t_sf(value, degrees), stats.t.sf(value, degrees)),
-        (distributions.f_quantile(p, degrees, other), stats.f.ppf(p, degrees, other)),
-        (distributions.chi_square_sf(abs(value), degrees), stats.chi2.sf(abs(value), degrees)),
-        (distributions.beta_quantile(p, degrees, other), stats.beta.ppf(p, degrees, other)),
     ]
     for own, theirs in pairs:
         assert own == pytest.approx(theirs, rel=1e-6, abs=1e-12)

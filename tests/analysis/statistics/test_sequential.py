@@ -186,23 +186,29 @@ def test_the_limits_hold_the_true_ratio_at_every_interim_analysis_and_close_in_o
     missed = 0
     for seed in range(60):
         rng = np.random.default_rng(seed)
-        low, high = groups(arm(rng, ratio=1.3), arm(rng)).limits(alpha=0.05)
-        missed += bool((low > 1.3).any() or (high < 1.3).any())
-        assert (low < high).all()
-        assert high[-1] / low[-1] < 1.6
+        samples = arm(rng, ratio=1.3), arm(rng)
+        found = [
+            groups(*(sample.only(sample.block < blocks) for sample in samples)).limits(alpha=0.05)
+            for blocks in (24, 40, 60)
+        ]
+        missed += any(low > 1.3 or high < 1.3 for low, high in found)
+        assert all(low < high for low, high in found)
+        assert found[-1][1] / found[-1][0] < 1.6
     assert missed <= 6, "0.05 to either side"
 
 
 def test_limits_and_decision_agree() -> None:
     rng = np.random.default_rng(3)
-    both = groups(arm(rng, ratio=1.6), arm(rng))
+    samples = arm(rng, ratio=1.6), arm(rng)
+    both = groups(*samples)
     decision = both.evidence(MARGIN).decision(alpha=0.05)
-    low, high = both.limits(alpha=0.05)
     assert decision is not None
     assert decision[0] == "FAIL"
-    assert low[decision[1]] >= 0.97 * (1.0 + MARGIN)
-    assert low[max(0, decision[1] - 1)] <= 1.03 * (1.0 + MARGIN)
-    assert np.isinf(high[0])
+    ends = (both.last_block[decision[1] - 1], both.last_block[decision[1]])
+    before, after = (groups(*(one.only(one.block <= end) for one in samples)).limits(alpha=0.05)[0] for end in ends)
+    assert after >= 0.97 * (1.0 + MARGIN)
+    assert before <= 1.03 * (1.0 + MARGIN)
+    assert groups(*(one.only(one.block <= both.last_block[0]) for one in samples)).limits(alpha=0.05)[1] == math.inf
 
 
 BLOCKS, ALLOWED = 80, 0.01
@@ -317,5 +323,7 @@ def test_the_limits_of_a_share_agree_with_its_decision() -> None:
         evidence = share_evidence(counts, requests, allowed=0.0123)
         decision = evidence.decision(alpha=0.05)
         assert decision is not None
-        low, high = (limits[decision[1]] for limits in share_limits(counts, requests, evidence, alpha=0.05))
+        seen = slice(decision[1] + 1)
+        evidence = share_evidence(counts[seen], requests[seen], allowed=0.0123)
+        low, high = share_limits(counts[seen], requests[seen], evidence, alpha=0.05)
         assert (outcome, True) == (decision[0], low >= 0.0123 or high <= 0.0123)

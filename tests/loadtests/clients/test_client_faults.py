@@ -118,14 +118,6 @@ def test_padding_counts_towards_the_window_and_is_thrown_away() -> None:
 
 HEAD = frame(wire.HEADERS, WHOLE, 1, OK_HEADERS)
 END = frame(wire.HEADERS, LAST, 1, OK_END)
-IN_PIECES = [
-    frame(wire.HEADERS, 0, 1, OK_HEADERS[:3]),
-    frame(wire.CONTINUATION, 0, 1),
-    frame(wire.CONTINUATION, WHOLE, 1, OK_HEADERS[3:]),
-    frame(wire.DATA, 0, 1, chunk([1])),
-    frame(wire.HEADERS, wire.END_STREAM, 1, OK_END[:2]),  # says END_STREAM, not the last CONTINUATION
-    frame(wire.CONTINUATION, WHOLE, 1, OK_END[2:]),
-]
 UNKNOWN = [frame(0xFE, 0xFF, 1, b"what"), frame(2, 0, 1, bytes(5)), good(1, 1)]
 LATE = [frame(wire.DATA, 0, 1, b"late"), window(1, 5), frame(wire.RST_STREAM, 0, 1, bytes(4))]
 
@@ -133,11 +125,10 @@ LATE = [frame(wire.DATA, 0, 1, b"late"), window(1, 5), frame(wire.RST_STREAM, 0,
 @pytest.mark.parametrize(
     ("frames", "tokens"),
     [
-        (IN_PIECES, 1),
         ([HEAD, frame(wire.DATA, 0, 1), frame(wire.DATA, 0, 1, grpc_message(b"")), END], 0),
         ([*UNKNOWN, *LATE], 1),
     ],
-    ids=["header blocks in pieces", "empty message and frame", "unknown kinds and a stream that ended"],
+    ids=["empty message and frame", "unknown kinds and a stream that ended"],
 )
 def test_an_unusual_answer_is_good(frames: list[bytes], tokens: int) -> None:
     call = answer(*frames)

@@ -18,7 +18,6 @@ from tailgate.loadtests.clients.route import Endpoint, Route
 from tailgate.loadtests.external.arms import ExternalArm, OipArm, OipOptions, OpenAiArm, OpenAiOptions
 from tailgate.loadtests.external.asking import Asking
 from tailgate.loadtests.external.oip_wire import infer_request, read_response
-from tailgate.loadtests.traffic.prompts import PromptSource, prompt_words, token_ids
 from tailgate.loadtests.traffic.schedule import PlannedRequest
 from tailgate.servers.rpc.inference_pb2 import EmbedResponse
 from tailgate.servers.rpc.oip_pb2 import ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
@@ -29,16 +28,7 @@ from tests.fakes.inference import Behaviour, serve
 from tests.loadtests.generator.test_generator import Run, schedule
 
 MS = 1_000_000
-IDS = OipOptions(
-    prompt="token_ids",
-    prompt_tensor="input_ids",
-    prompt_length_tensor="input_lengths",
-    max_tokens_tensor="request_output_len",
-    stream_tensor="",
-    parameters_tensor="",
-    output_tensor="output_ids",
-    batched=True,
-)
+ENSEMBLE = OipOptions(max_tokens_tensor="max_tokens", parameters_tensor="", batched=True)
 
 
 @pytest.fixture(scope="module")
@@ -51,15 +41,14 @@ def address() -> Iterator[str]:
 
 def config(kind: Any, *addresses: str, **settings: Any) -> ExternalArm:
     kinds: dict[str, Any] = {"openai": OpenAiArm, "oip": OipArm}
-    known = {"name": "x", "model_name": "llama", "vocab_size": 100}
+    known = {"name": "x", "model_name": "llama"}
     return kinds[kind](kind=kind, address=addresses, **{**known, **settings})
 
 
 def ask(address: str, model: str, options: OipOptions) -> Call:
     client = external_client(config("oip", address, oip=options), address)
-    prompt: Any = [5, 6, 7] if options.prompt == "token_ids" else "tell me"
     done: list[Call] = []
-    asking = Asking(prompt=prompt, max_tokens=5, whole_length=True, seed=1)
+    asking = Asking(prompt="tell me", max_tokens=5, whole_length=True, seed=1)
     body = infer_request(options, model, asking, "1-1")
     call = finished(client.start(body, timeout_s=10, on_done=done.append))
     client.close()
@@ -77,39 +66,31 @@ def test_streamed_text_has_a_time_for_each_piece(address: str) -> None:
 
 @pytest.mark.parametrize(
     ("model", "options", "expected"),
-    [("ids", IDS, ("OK", "", 5)), ("broken", OipOptions(), ("INTERNAL", "CUDA error: out of memory", 1))],
+    [("ensemble", ENSEMBLE, ("OK", "", 5)), ("broken", OipOptions(), ("INTERNAL", "CUDA error: out of memory", 1))],
 )
-def test_token_ids_are_counted_and_an_error_inside_the_stream_ends_the_call(
+def test_the_length_may_have_a_tensor_and_an_error_inside_the_stream_ends_the_call(
     model: str, options: OipOptions, expected: tuple[str, str, int], address: str
 ) -> None:
     call = ask(address, model, options)
     assert (call.status, call.error, call.output_tokens) == expected
 
 
-def response(name: str, datatype: str, shape: int = 1) -> ModelInferResponse:
+def response(name: str, datatype: str) -> ModelInferResponse:
     found = ModelInferResponse(model_name="m")
-    found.outputs.add(name=name, datatype=datatype, shape=[shape])
+    found.outputs.add(name=name, datatype=datatype, shape=[1])
     return found
 
 
 @pytest.mark.parametrize(
-    ("datatype", "values", "raw", "tokens"),
-    [
-        ("INT32", "int_contents", b"\x01\x00\x00\x00\x02\x00\x00\x00", 2),
-        ("INT64", "int64_contents", b"\x01" + b"\x00" * 7, 1),
-        ("UINT32", "uint_contents", b"", 0),
-        ("BYTES", "bytes_contents", b"\x02\x00\x00\x00hi", 1),
-        ("BYTES", "bytes_contents", b"\x00\x00\x00\x00", 0),
-    ],
+    ("raw", "text"), [(b"\x02\0\0\0hi\x01\0\0\0!", "hi!"), (b"\0\0\0\0", ""), (b"", "")], ids=["two", "empty", "none"]
 )
-def test_tensors_are_read_raw_and_as_contents(datatype: str, values: str, raw: bytes, tokens: int) -> None:
-    options = OipOptions(output_tensor="out")
-    in_raw, as_contents = (response("out", datatype, tokens) for _ in "ab")
+def test_tensors_are_read_raw_and_as_contents(raw: bytes, text: str) -> None:
+    in_raw, as_contents = (response("text_output", "BYTES") for _ in "ab")
     in_raw.raw_output_contents.extend([raw] if raw else [])
-    getattr(as_contents.outputs[0].contents, values).extend([b"x" if datatype == "BYTES" else 3] * tokens)
+    as_contents.outputs[0].contents.bytes_contents.extend([text.encode()] if text else [])
     for found in (in_raw, as_contents):
         message = ModelStreamInferResponse(infer_response=found).SerializeToString()
-        assert read_response(options, message).tokens == tokens
+        assert read_response(OipOptions(), message).text == text
 
 
 @pytest.mark.parametrize(
@@ -117,7 +98,7 @@ def test_tensors_are_read_raw_and_as_contents(datatype: str, values: str, raw: b
     [
         (Mock(SerializeToString=lambda: b"\xff\xff\xff"), "no inference response as Triton streams it"),
         (ModelStreamInferResponse(infer_response=response("answer", "BYTES")), 'no tensor "text_output" but answer'),
-        (ModelStreamInferResponse(infer_response=response("text_output", "FP32")), "neither text nor token ids"),
+        (ModelStreamInferResponse(infer_response=response("text_output", "INT32")), "is INT32 and not text"),
     ],
 )
 def test_a_tensor_that_is_no_answer_is_an_error(message: ModelStreamInferResponse, error: str) -> None:
@@ -134,21 +115,21 @@ def embedded(payload: bytes) -> EmbedCall:
 
 
 def vector(*values: float) -> bytes:
-    return grpc_message(EmbedResponse(values=values, tokens=5).SerializeToString())
+    return grpc_message(EmbedResponse(values=values).SerializeToString())
 
 
 def test_an_answer_has_an_end_and_no_tokens() -> None:
     one = embedded(vector(0.6, 0.8))
-    assert (one.status, one.end_ns, one.size, one.input_tokens) == ("OK", 20, 2, 5)
+    assert (one.status, one.end_ns) == ("OK", 20)
     assert (one.first_token_ns, one.output_tokens) == (None, 0)
 
 
 @pytest.mark.parametrize(
     ("payload", "message"),
     [
-        (b"", "the answer ended with OK and holds no vector"),
-        (grpc_message(b""), "the answer ended with OK and holds no vector"),
-        (vector(1.0) + vector(1.0), "the server sent two vectors for one text"),
+        (b"", "the answer ended with OK and holds 0 vectors"),
+        (grpc_message(b""), "the answer ended with OK and holds 0 vectors"),
+        (vector(1.0) + vector(1.0), "the answer ended with OK and holds 2 vectors"),
         (grpc_message(b"\xff\xff"), "a message is not an EmbedResponse"),
     ],
 )
@@ -169,8 +150,8 @@ def plan(**change: Any) -> PlannedRequest:
     return PlannedRequest(**{**row, **change})
 
 
-def body(external: ExternalArm, plan: PlannedRequest, *, whole: bool = True, traffic: Any = None) -> tuple[Any, bytes]:
-    route = external_route("x", external, traffic=traffic or PromptSource(vocab_size=100), ignore_eos=whole)
+def body(external: ExternalArm, plan: PlannedRequest, *, whole: bool = True) -> tuple[Any, bytes]:
+    route = external_route("x", external, traffic=None, ignore_eos=whole)
     return route.encode(plan, "1-7-x", "x")
 
 
@@ -180,15 +161,11 @@ def test_exact_length_is_asked_for_only_when_the_traffic_wants_it() -> None:
     assert "min_tokens" not in json.loads(body(external, plan(), whole=False)[0])
 
 
-def test_inference_request_carries_text_or_ids() -> None:
+def test_inference_request_carries_text() -> None:
     content, headers = body(config("oip", "a:1"), plan())
     sent = ModelInferRequest.FromString(content)
     assert (sent.model_name, sent.id, headers) == ("llama", "1-7-x", b"")
     assert len(sent.inputs[0].contents.bytes_contents[0].split()) == 12
-    ids = config("oip", "a:1", oip=OipOptions(prompt="token_ids", prompt_tensor="input_ids"))
-    assert list(ModelInferRequest.FromString(body(ids, plan())[0]).inputs[0].contents.int_contents) == (
-        token_ids(prompt_words(11, 12), 100)
-    )
 
 
 def test_replica_with_the_fewest_requests_is_next_and_equals_take_turns() -> None:

@@ -311,7 +311,7 @@ def test_token_is_sent_and_never_repeated(monkeypatch: pytest.MonkeyPatch) -> No
     with HttpPeer(scripted([refusal])) as peer, client_of(peer.address, **dict(security)) as client:
         call = ask(client)
     assert peer.requests[0].headers["authorization"] == "Bearer s3cret-token"
-    assert call.error == "HTTP 401: Incorrect API key provided: ***."
+    assert call.error == 'HTTP 401: {"error": {"message": "Incorrect API key provided: ***."}}'
     monkeypatch.delenv("MY_TOKEN")
     with pytest.raises(ConfigError, match="MY_TOKEN"), client_of("http://127.0.0.1:1/v1", **dict(security)):
         pass

@@ -8,6 +8,7 @@ import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -76,7 +77,7 @@ def test_an_arm_is_chosen_by_name(baseline: Path, naive: Path, capsys) -> None:
     assert code != 99
     assert [arm["name"] for arm in summary["arms"]] == ["baseline", "candidate"]
     assert 'the candidate has no arm "dark"' in refused(capsys, "compare", baseline, naive, "--arm", "eager=dark")
-    assert "written as --out" in refused(capsys, "compare", baseline, naive, "--out", "/proc/reports")
+    assert '--out "/proc" is not writable' in refused(capsys, "compare", baseline, naive, "--out", "/proc/reports")
 
 
 def test_limits_come_from_the_file(tmp_path: Path, baseline: Path, naive: Path, capsys) -> None:
@@ -146,7 +147,7 @@ def test_runs_are_judged_as_one_in_a_folder_next_to_the_first(runs, tmp_path, ca
 
 
 def test_a_run_that_cannot_be_written_is_refused_before_it_is_judged(runs, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("os.access", lambda path, mode: False)
+    monkeypatch.setattr("tempfile.TemporaryDirectory", Mock(side_effect=PermissionError))
     monkeypatch.setattr("tailgate.loadtests.commands.verdict.judge_run", lambda *_, **__: pytest.fail("it was judged"))
     assert f'--out "{runs[0]}" is not writable: give a folder that is' in refused(capsys, "analyze", runs[0])
 

@@ -125,10 +125,16 @@ def test_help_of_every_command_has_examples(command: str, capsys: pytest.Capture
         ),
         (["inspect", "external", "--arm", "candidate"], '"candidate" is external (kind = "openai")'),
         (["run", "demo", "--set", "arms.eagre.weight=1"], 'called "eagre": did you mean eager? use one of eager, comp'),
-        (["serve", "--preset", "compiled-nave"], 'preset is "compiled-nave": did you mean compiled-naive? use "eager"'),
+        (
+            ["serve", "--preset", "compiled-nave"],
+            '--preset is "compiled-nave": did you mean compiled-naive? use eager,',
+        ),
+        (["inspect", "--arm", "eagr"], '--arm is "eagr": did you mean eager? use eager,'),
+        (["check", "unnamed.toml", "--set", "arms.eager-padded.preset=x"], 'arms.eager-padded.preset is "x": use'),
+        (["check", "demo", "--out", "/proc/x"], '--out "/proc" is not writable: give a folder that is'),
         (
             ["run", "demo", "--set", "model.id=./llama"],
-            'model.id "./llama" does not exist: give a Hugging Face path',
+            'llama" does not exist: give a Hugging Face path',
         ),
         (["check", "broken.toml"], "at the end of a table declaration (at line 2, column 9): correct it there"),
         (["run", "demo", "--set", "model.device=cuda"], "no GPU is visible: use cpu, or run where `tailgate doctor`"),
@@ -139,7 +145,9 @@ def test_bad_usage_is_one_line_with_exit_code_2(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("tailgate.loadtests.trials.preflight.sees_gpu", lambda: False)
-    files = {"canary": "", "key": 'name = "a"\n[trafic]\nrate = 1\n', "broken": 'name = "a"\n[traffic\n'}
+    arms = 'arms = [{ preset = "eager", control = true }, { preset = "eager-padded" }]'
+    files = {"unnamed": f'name = "a"\n{arms}\n[traffic]\nrate = 1\n'}
+    files |= {"canary": "", "key": 'name = "a"\n[trafic]\nrate = 1\n', "broken": 'name = "a"\n[traffic\n'}
     for name, text in files.items():
         (tmp_path / f"{name}.toml").write_text(text)
     assert expected in refused(capsys, *arguments)
@@ -154,6 +162,7 @@ def test_a_port_in_use_is_refused_before_anything_starts(capsys: pytest.CaptureF
         out = str(tmp_path / "runs")
         message = refused(capsys, "run", "demo", "--out", out, "--set", f"splitter.port={port}")
         assert f"splitter.port is {port}" in message
+        assert f"--page is {port}" in refused(capsys, "run", "demo", "--out", out, "--page", str(port))
         assert f"--port is {port}" in refused(capsys, "serve", "--preset", "eager", "--port", str(port))
         assert f"--port is {port}" in refused(capsys, "split", "--arm", "eager=127.0.0.1:9", "--port", str(port))
     assert not (tmp_path / "runs").exists()

@@ -84,12 +84,13 @@ def test_init_reads_the_limits_of_a_model_in_a_folder(
 ) -> None:
     Path("model").mkdir()
     Path("model/config.json").write_text(json.dumps(config))
-    flags = ("init", "canary.toml", "--model", "model", "--rate", "4")
+    flags = ("init", "of/canary.toml", "--model", "./model", "--rate", "4")
     if not words:
         assert "config.json cannot be read" in refused(capsys, *flags)
         return
     run_command(capsys, *flags)
-    assert all(word in Path("canary.toml").read_text() for word in words)
+    assert all(word in Path("of/canary.toml").read_text() for word in words)
+    assert {arm.config.model.id for arm in load("of/canary.toml").own_arms} == {str(Path("model").resolve())}
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def test_unusable_address_says_what_to_write(text: str, kind: Any, says: str) ->
 
 def test_own_and_external_arms_may_be_mixed_and_written_back() -> None:
     two = {**VLLM, "address": ["http://a:1/v1", "http://b:1/v1"], "openai": {"endpoint": "chat", "extra": {"top_k": 1}}}
-    found = experiment(EAGER, two, {**TRITON, "vocab_size": 100, "token_env": "T", "oip": {"prompt": "token_ids"}})
+    found = experiment(EAGER, two, {**TRITON, "token_env": "T", "oip": {"batched": True}})
     assert [arm.kind for arm in found.arms] == ["tailgate", "openai", "oip"]
     assert [arm.name for arm in found.own_arms] == ["eager"]
     assert found.external_arms[0].replica_names == ("vllm-0", "vllm-1")
@@ -93,21 +93,16 @@ def oip(**options: Any) -> dict[str, Any]:
         ({"token_env": "sk-1234-secret"}, "arms.vllm.token_env is not the name of an environment variable"),
         ({"tls_ca": "ca.pem"}, "no address uses TLS"),
         ({"tls_key": "k.pem"}, "arms.vllm.tls_key is set alone"),
-        ({"vocab_size": 2}, "arms.vllm.vocab_size is 2"),
         (
             {"openai": {"endpoint": "embeddings"}},
             'arms.vllm.openai.endpoint is "embeddings": use "completions" or "chat"',
         ),
-        ({"openai": {"prompt": "token_ids"}}, "arms.vllm.vocab_size is missing"),
-        ({"openai": {"prompt": "token_ids", "endpoint": "chat"}}, "chat messages are text"),
-        ({"openai": {"prompt": "token_ids", "tokenizer": "x"}}, "needs none"),
         ({"openai": {"length_fields": ["max"]}}, 'arms.vllm.openai.length_fields[0] is "max": use "ignore_eos" or'),
         ({"openai": {"extra": {"stream": False}}}, "arms.vllm.openai.extra.stream is what tailgate itself must set"),
         ({"openai": {"extra": {"stop": {1, 2}}}}, "arms.vllm.openai.extra cannot be sent"),
         (oip(prompt_tensor=""), '.oip.prompt_tensor is "": string'),
         (oip(parameters_tensor=""), "length of an answer cannot be asked for"),
         (oip(parameters_tensor="", max_tokens_tensor="n", length_fields=["min_tokens"]), "travel in"),
-        (oip(prompt="token_ids"), "vocab_size is missing"),
         ({"telemetry": "a.log"}, 'arms.vllm.telemetry is "a.log": give a table'),
         ({"telemetry": {"log": ["a", "a"]}}, "arms.vllm.telemetry.log names one file twice"),
         ({"telemetry": {"log": ["a", "b", "c"]}}, "telemetry.log has 3 and address 1: give one for each"),

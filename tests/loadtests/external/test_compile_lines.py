@@ -115,6 +115,7 @@ def test_recompiles_have_their_first_reason_and_the_limit_is_an_event_of_its_own
     place = {"frame": "forward in /srv/model.py:2", "compile_id": "0/4"}
     first = LoggedCompile(kind="recompile", start_ns=AT, end_ns=AT, reason=reason, **place)
     assert read(*RECOMPILE) == [first]
+    assert len(read(RECOMPILE[0], *RECOMPILE)) == 2, "one whose reason never came"
     again, limit = read(*RECOMPILE, *[line.replace("[0/4]", "[0/5]") for line in RECOMPILE], *LIMIT)[1:]
     assert again == replace(first, compile_id="0/5")
     assert (limit.kind, limit.compile_id) == ("limit_hit", "0/8")

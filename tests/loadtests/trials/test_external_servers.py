@@ -26,7 +26,7 @@ from tailgate.loadtests.external.compile_lines import CompileLog
 from tailgate.loadtests.external.log_tail import LogTail
 from tailgate.loadtests.trials import external_answers
 from tailgate.loadtests.trials.context import StopRequestedError, TrialContext
-from tailgate.loadtests.trials.external_answers import PROMPTS, ExternalAnswers, greedy_arms, questions
+from tailgate.loadtests.trials.external_answers import PROMPTS, ask_external_arms, greedy_arms, questions
 from tailgate.loadtests.trials.external_arms import local_servers
 from tailgate.loadtests.trials.server_logs import ServerLogs
 from tailgate.loadtests.trials.telemetry import Collector
@@ -54,9 +54,9 @@ def table(*addresses: Any, **tables: Any) -> dict[str, Any]:
     return {**whole, **tables}
 
 
-def trial(folder: Path, content: dict[str, Any], check: Callable[[], None] = lambda: None) -> ExternalAnswers:
+def ask(folder: Path, content: dict[str, Any], check: Callable[[], None] = lambda: None) -> None:
     context = trial_context(folder, content, check=check)
-    return ExternalAnswers(context, draw(context.experiment, source_of(context.experiment), 1))
+    ask_external_arms(context, draw(context.experiment, source_of(context.experiment), 1))
 
 
 def test_the_process_of_a_server_on_this_host_is_found(tmp_path: Path) -> None:
@@ -123,24 +123,20 @@ def test_every_arm_is_asked_the_same_twice_and_another_replica_the_second_time(t
     servers = [GreedyServer(Server()), GreedyServer(Server()), GreedyServer(Server(name="other"))]
     with ExitStack() as stack:
         addresses = [stack.enter_context(serving(server)) for server in servers]
-        asking = trial(tmp_path, table(addresses[:2], addresses[2], parity={"prompts": 9, "tokens": 5}))
-        asking.ask("before")
-        asking.ask("after")
+        ask(tmp_path, table(addresses[:2], addresses[2], parity={"prompts": 9, "tokens": 5}))
     one, other = (document(tmp_path, name) for name in ("arm0", "arm1"))
-    assert one["prompts"] == other["prompts"]
-    for when in ("before", "after"):
-        twice = answers_in(one, when)
-        assert twice is not None
-        assert twice[0] == twice[1]
-        assert [answer.pieces for answer in twice[0]] == [min(5, row["max_tokens"]) for row in one["prompts"]]
-    first, second = one["answers"]["before"]
-    assert [row["replica"] for row in first][:2] == ["arm0-0", "arm0-1"]
-    assert [row["replica"] for row in second][:2] == ["arm0-1", "arm0-0"]
-    assert json.loads((tmp_path / "trial.json").read_text())["asked"] == ["arm0", "arm1"]
+    twice, its = answers_in(one), answers_in(other)
+    assert twice is not None
+    assert its is not None
+    assert [item.digest for item in twice[0]] == [item.digest for item in its[0]]
+    assert [item.text for item in twice[0]] == [item.text for item in twice[1]]
+    assert [item.pieces for item in twice[0]] == [item.asked for item in twice[0]]
+    assert max(item.asked for item in twice[0]) == 5
+    assert [[item.replica for item in answers][:2] for answers in twice] == [["arm0-0", "arm0-1"], ["arm0-1", "arm0-0"]]
     bodies = servers[2].bodies
-    assert len(bodies) == 4 * 9
+    assert len(bodies) == 2 * 9
     # A seed of its own each time, and greedy: a server that samples does not repeat itself.
-    assert len({body["seed"] for body in bodies[:18]}) == 18
+    assert len({body["seed"] for body in bodies}) == 18
     assert {body["temperature"] for body in bodies} == {0}
 
 
@@ -150,21 +146,21 @@ def test_the_token_of_a_server_is_in_no_file(tmp_path: Path, monkeypatch: pytest
     with serving(refusing) as one, serving(GreedyServer(Server())) as other:
         content = table(one, other, parity=THREE)
         content["arms"][0]["token_env"] = "ASKED_TOKEN"
-        trial(tmp_path, content).ask("before")
-    rows = document(tmp_path, "arm0")["answers"]["before"][0]
-    assert all("HTTP 401: Bearer ***" in row["error"] for row in rows)
+        ask(tmp_path, content)
+    rows = document(tmp_path, "arm0")["answers"][0]
+    assert all("HTTP 401: " in row["error"] and "Bearer ***" in row["error"] for row in rows)
     assert not any("not-the-server-s" in path.read_text() for path in tmp_path.rglob("*") if path.is_file())
 
 
-@pytest.mark.parametrize(("round_s", "words"), [(None, "ConnectionRefusedError"), (0.0, "0 s")])
-def test_a_server_that_is_gone_or_a_round_without_time_costs_answers_and_not_the_run(
-    round_s: float | None, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("most_s", "words"), [(None, "ConnectionRefusedError"), (0.0, "0 s")])
+def test_a_server_that_is_gone_or_one_without_time_costs_answers_and_not_the_run(
+    most_s: float | None, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if round_s is not None:
-        monkeypatch.setattr(external_answers, "ROUND_S", round_s)
+    if most_s is not None:
+        monkeypatch.setattr(external_answers, "MOST_S", most_s)
     with serving(GreedyServer(Server())) as here:
-        trial(tmp_path, table(here, "http://127.0.0.1:9/v1", parity=THREE)).ask("before")
-    rows = document(tmp_path, "arm1")["answers"]["before"][0]
+        ask(tmp_path, table(here, "http://127.0.0.1:9/v1", parity=THREE))
+    rows = document(tmp_path, "arm1")["answers"][0]
     assert all(words in row["error"] for row in rows)
 
 
@@ -173,7 +169,7 @@ def test_an_interruption_ends_the_round(tmp_path: Path) -> None:
         raise StopRequestedError
 
     with serving(GreedyServer(Server())) as one, pytest.raises(StopRequestedError):
-        trial(tmp_path, table(one, one), check).ask("before")
+        ask(tmp_path, table(one, one), check)
 
 
 def test_a_short_trial_is_asked_about_more_prompts_of_its_lengths() -> None:

@@ -169,7 +169,7 @@ def test_external_arms_go_direct_and_their_failures_and_no_token_are_recorded(
     assert not (folder / "envoy.json").exists(), "with an external arm all requests go direct"
     assert {event["arm"] for event in read_table(folder / "steps.arrow", STEPS)[0].to_pylist()} == {"eager"}
     assert any("answered 2 of 8 tokens" in note for note in status.notes)
-    assert "HTTP 401: *** is not known" in {row["error"] for row in rows}
+    assert any("HTTP 401: " in text and "*** is not known" in text for row in rows if (text := row["error"]))
     assert {request.headers["authorization"] for request in bad.requests} == {f"Bearer {SECRET}"}
     for path in outcome.run_dir.rglob("*"):
         assert path.is_dir() or SECRET.encode() not in path.read_bytes(), path

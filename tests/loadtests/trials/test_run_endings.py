@@ -130,6 +130,7 @@ def test_an_interrupted_run_keeps_and_judges_what_it_recorded(tmp_path: Path) ->
     line = json.loads((tmp_path / "run.output").read_text().splitlines()[-1])
     assert process.returncode == line["exit_code"] == 1
     assert (line["verdict"], line["complete"]) == ("INCONCLUSIVE", False)
+    assert "Records are missing: trial 1 was interrupted after" in line["headline"]
     assert len(records(trial)) >= 30
     assert {row["status"] for row in records(trial)} <= {"OK", "CANCELLED"}
     facts = trial_facts(trial.parent)

@@ -105,7 +105,7 @@ def test_events_are_on_disk_at_once_and_a_resumed_stream_repeats_none(tmp_path: 
     assert read_table(tmp_path / "steps.arrow", STEPS)[0].num_rows == 4
     memory = read_table(tmp_path / "machines-arms.arrow", MACHINES)[0].to_pylist()
     known = [{name: value for name, value in row.items() if value is not None} for row in memory]
-    place = {"trial": 2, "host": "run", "kind": "allocator", "name": "naive-0", "arm": "naive", "memory_bytes": 9}
+    place = {"trial": 2, "kind": "allocator", "name": "naive-0", "arm": "naive", "memory_bytes": 9}
     assert known == [{**place, "at_ns": 5}, {**place, "at_ns": 6, "peak_bytes": 0}]
 
 
