@@ -138,8 +138,8 @@ def test_planned_shapes_are_ready_with_regional_compilation() -> None:
     inspection = inspection_of(arm, "prefill 1, prefill 33, decode 3@20")
     assert [visit.outcome for visit in inspection.visits] == ["ready"] * 3
     assert [(visit.padded.size, visit.planned) for visit in inspection.visits] == [
-        ("1x32", True),
-        ("1x40", True),
+        ("32", True),
+        ("44", True),
         ("4@52", True),
     ]
     assert inspection.unready == ()

@@ -50,7 +50,7 @@ def test_shapes_are_read_as_they_are_written(text: str, expected: list[StepShape
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("prefill 3", ("prefill 3", "TOKENS")),
+        ("prefill 1x3", ("prefill 1x3", "TOKENS")),
         ("decode 3x2", ("decode 3x2", "ROWS@CONTEXT")),
         ("prefill 45", ("45 tokens", "engine.step_tokens", "44")),
         ("decode 5@9", ("5 rows", "engine.slots", "4")),
