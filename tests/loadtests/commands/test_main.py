@@ -263,12 +263,12 @@ def test_after_kill_9_neither_envoy_nor_a_temporary_file_is_left(tmp_path: Path)
 
 @pytest.mark.process
 def test_a_shape_that_cannot_be_read_is_refused_before_anything_is_loaded() -> None:
-    words = ["inspect", "--arm", "eager", "--shapes", "prefill 9"]
+    words = ["inspect", "--arm", "eager", "--shapes", "prefill 1x9"]
     command = [sys.executable, "-m", "tailgate.loadtests.commands.main", *words]
     ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.splitlines() == [ended.stderr.strip()]
-    assert "prefill 9" in ended.stderr
+    assert "prefill 1x9" in ended.stderr
 
 
 ROWS = [

@@ -84,7 +84,7 @@ def refused(changes: Mapping[str, Any], base: str = MINIMAL) -> str:
         ({"arm": {"compile": {"mod": "x"}}}, ("arms.compiled.compile.mod is unknown: did you mean mode?",)),
         ({"arm": {"shapes": {"batch_ladder": [4, 2]}}}, ("arms.compiled.shapes.batch_ladder is [4, 2]",)),
         ({"arm": {"model": {"dtype": "float16"}}}, ('arms.compiled.model.dtype is "float16"', "control")),
-        ({"arm": {"model": {"attention": "eager"}}}, ("compare_models = true",)),
+        ({"arm": {"model": {"seed": 5}}}, ("compare_models = true",)),
         ({"arm": {"engine": {"slots": 4}}}, ("arms.compiled.engine.slots is 4", "control")),
         ({"arm": {"model": {"device": "cpu"}}}, ('arms.compiled.model.device is "cpu"',)),
         ({"arm": {"preset": "eager-padded", "compile": {"fullgraph": True}}}, ("compile.fullgraph", "enabled = true")),

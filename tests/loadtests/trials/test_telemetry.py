@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import queue
 from collections.abc import Iterator
 from concurrent import futures
@@ -155,14 +154,11 @@ def test_a_compile_is_under_way_until_something_else_is_reported(over: dict[str,
         assert collector.unfinished("naive-0", 9) == {}
 
 
-def snapshot(
-    *, dtype: str = "float32", device: str = "cuda:0", vocab: int = 256, attention: str = "sdpa", **more: int
-) -> SnapshotResponse:
+def snapshot(*, dtype: str = "float32", device: str = "cuda:0", vocab: int = 256, **more: int) -> SnapshotResponse:
     return SnapshotResponse(
         dtype=dtype,
         device=device,
         vocab_size=vocab,
-        config_json=json.dumps({"model": {"attention": attention}}),
         startup_ns={"load": more.get("load_ns", 1)},
         memory_bytes={"weights": more.get("weights", 10)},
     )
@@ -179,7 +175,6 @@ def test_an_arm_starts_as_its_slowest_replica_and_its_memory_and_blind_spots_add
     ("other", "words"),
     [
         ({"dtype": "float16"}, ("dtype float16", "float32")),
-        ({"attention": "eager"}, ("attention eager", "sdpa")),
         ({"vocab": 300}, ("vocabulary 300", "256")),
         ({"device": "cpu"}, ("device cpu", "cuda:0")),
     ],
