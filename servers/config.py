@@ -43,7 +43,6 @@ _UNUSED: Mapping[Task, Mapping[str, str]] = {
     "embed": {
         "model.quantisation": "encoders are served in their own weights alone",
         "engine.step_tokens": "a step takes up to engine.slots texts",
-        "shapes.context_ladder": "an encoder has no cache and so no context",
         "compile.join_projections": "encoders multiply with biases, which are not joined",
     },
 }
@@ -204,15 +203,12 @@ class ShapeConfig(Settings):
     length_ladder: Ladder = ()
     """Buckets for the tokens of a step that reads prompts, rising to at least `engine.step_tokens`; of an encoder, for
     the tokens of a text. With `buckets` only. Default: 32, 64, 96, 128, 160 … the most, four in each doubling."""
-    context_ladder: Ladder = ()
-    """Buckets for the positions that a step attends to, rising to at least `engine.max_prompt_tokens` +
-    `engine.max_new_tokens`. With `buckets` only. Default: one bucket."""
     min_size: int = Field(default=1, ge=1, le=64)
     """Smallest batch and prompt length that `exact` runs. Smaller ones are padded to it."""
 
     @model_validator(mode="after")
     def _ladders_are_of_buckets(self) -> Self:
-        for name in ("batch_ladder", "length_ladder", "context_ladder"):
+        for name in ("batch_ladder", "length_ladder"):
             if getattr(self, name) and self.kind != "buckets":
                 raise ValueError(f'{name} is set but shapes.kind is "{self.kind}": use kind = "buckets"')
         return self
@@ -328,7 +324,6 @@ class ArmConfig(Settings):
                 self.longest_step,
                 f"engine.{'max_prompt_tokens' if self.model.embeds else 'step_tokens'}",
             ),
-            ("context_ladder", engine.max_length, "max_prompt_tokens + max_new_tokens"),
         ):
             ladder = getattr(shapes, key)
             if ladder and ladder[-1] < limit:

@@ -32,7 +32,7 @@ from tailgate.servers.engine.in_process import ask, requests_of, warm_runner
 from tailgate.servers.engine.model import load_model
 from tailgate.servers.engine.runner import ModelRunner
 from tailgate.servers.engine.scheduler import Job
-from tailgate.servers.engine.shapes import late_contexts, prompt_borders
+from tailgate.servers.engine.shapes import prompt_borders
 from tailgate.servers.processes import Loaded, Refused, Stage, say
 from tailgate.servers.program import log_to_stderr, pin_to_card, read_arm
 
@@ -127,9 +127,9 @@ def make_plan(
         return tuple(rng.randrange(vocab_size) for _ in range(length))
 
     requests = [Request.whole(drawn(length), [0] * rng.randint(fewest, most)) for length in lengths]
-    if late := sorted(frozenset[int]().union(*map(late_contexts, arms))):
-        places = tuple(context - longest for context in late)
-        requests.append(Request(prompt=drawn(longest), tokens=drawn(places[-1] + 1), places=places))
+    last = engine.longest_context - longest
+    if last > 1:  # the longest context, which an answer reaches only as it grows
+        requests.append(Request(prompt=drawn(longest), tokens=drawn(last + 1), places=(last,)))
     requests += [Request.whole(read, predicted) for read, predicted in texts]
     largest = max((token for text in texts for ids in text for token in ids), default=0)
     if largest >= vocab_size:

@@ -142,38 +142,22 @@ def attend(
     return output
 
 
-def attend_in_kernels(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    tiles: torch.Tensor,
-    decoding: torch.Tensor,
-    padding: int,
-    reach: int,
-    scale: float,
-) -> torch.Tensor:
-    """As `attend`, on a GPU."""
-    from tailgate.servers.engine import prefill_kernel
-
-    return prefill_kernel.launch(query, keys, values, tiles, decoding, padding, reach, scale)
-
-
-# An operator of its own, opaque to a compiled graph: its CPU form reads the parts.
-_NAME = "tailgate::prefill_attention"
-torch.library.define(_NAME, torch.library.infer_schema(attend, mutates_args=()))
-torch.library.impl(_NAME, "cpu", attend)
-torch.library.impl(_NAME, "cuda", attend_in_kernels)
+# An operator of its own, opaque to a compiled graph: its CPU form reads the parts. `prepare` adds that of a GPU.
+PREFILL = "tailgate::prefill_attention"
+torch.library.define(PREFILL, torch.library.infer_schema(attend, mutates_args=()))
+torch.library.impl(PREFILL, "cpu", attend)
 prefill_attention = torch.ops.tailgate.prefill_attention.default
 
 
-@torch.library.register_fake(_NAME)  # type: ignore[untyped-decorator]
+@torch.library.register_fake(PREFILL)  # type: ignore[untyped-decorator]
 def _(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *rest: object) -> torch.Tensor:
     return query.new_empty((1, query.shape[2], query.shape[1], values.shape[-1]))
 
 
 def prepare(device: torch.device) -> None:
-    """Allocate what the kernels keep between calls, so that no graph capture allocates it."""
+    """Load the kernels of a GPU, and allocate what they keep between calls, so that no graph capture allocates it."""
     if device.type == "cuda":
+        from tailgate.servers.engine import prefill_kernel  # noqa: F401 (registers itself)
         from tailgate.servers.engine.decode_kernel import arrivals, partials
 
         arrivals(device)

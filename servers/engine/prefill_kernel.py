@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from tailgate.servers.engine import decode_kernel
+from tailgate.servers.engine.attention import PREFILL
 from tailgate.servers.engine.kv_cache import TILE
 
 _BLOCK = 64  # positions that a program reads at once
@@ -95,7 +96,7 @@ def launch(
     reach: int,
     scale: float,
 ) -> torch.Tensor:
-    """Return what `attention.attend` does. The last dimension of every tensor must be contiguous."""
+    """Return what `attention.attend` does, on a GPU. The last dimension of every tensor must be contiguous."""
     _, heads, tokens, head_dim = query.shape
     kv_heads, value_dim = keys.shape[1], values.shape[2]
     output = torch.zeros((1, tokens, heads, value_dim), dtype=query.dtype, device=query.device)
@@ -125,3 +126,6 @@ def launch(
     )
     decode_kernel.attend_rows(query, keys, values, decoding, padding, reach, scale, output)
     return output
+
+
+torch.library.impl(PREFILL, "cuda", launch)

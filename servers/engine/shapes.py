@@ -96,12 +96,12 @@ class ExactShape:
 class Buckets:
     """Each dimension is rounded up to the next step of its ladder; one-step ladders are a single padded shape.
 
-    contexts: of decode steps; empty for an encoder.
+    context: of every decode step, 0 for an encoder. Attention on a GPU skips the positions that a row does not hold.
     """
 
     lengths: tuple[int, ...]
     batches: tuple[int, ...]
-    contexts: tuple[int, ...] = ()
+    context: int
 
     def prefill(self, length: int) -> StepShape:
         return _prefill(round_up(length, self.lengths, "step", "tokens"))
@@ -112,7 +112,7 @@ class Buckets:
 
     def decode(self, batch: int, context: int) -> StepShape:
         rows = round_up(batch, self.batches, "batch", "rows")
-        return StepShape("decode", rows, 1, round_up(context, self.contexts, "context", "positions"))
+        return StepShape("decode", rows, 1, self.context)
 
     def is_closed(self) -> bool:
         return True
@@ -120,12 +120,11 @@ class Buckets:
     def planned(self) -> Iterator[StepShape]:
         # from large to small: the second size of a dimension makes a graph for all others, tuned for this size
         lengths, batches = self.lengths[::-1], self.batches[::-1]
-        if not self.contexts:
+        if not self.context:
             yield from (_encode(batch, length) for length, batch in product(lengths, batches))
             return
         yield from (_prefill(length) for length in lengths)
-        for context, batch in product(self.contexts[::-1], batches):
-            yield StepShape("decode", batch, 1, context)
+        yield from (StepShape("decode", batch, 1, self.context) for batch in batches)
 
 
 ShapePolicy = ExactShape | Buckets
@@ -144,12 +143,10 @@ def policy_of(arm: ArmConfig) -> ShapePolicy:
     shapes, engine, embeds = arm.shapes, arm.engine, arm.model.embeds
     if shapes.kind == "exact":
         return ExactShape(engine=engine, longest=arm.longest_step, min_size=shapes.min_size, embeds=embeds)
-    # one step: decode attention skips the positions that a row does not hold, so padding costs it next to nothing
-    contexts = {min(step, engine.max_length) for step in shapes.context_ladder or (engine.max_length,)}
     return Buckets(
         lengths=prefill_lengths(arm),
         batches=(engine.slots,) if shapes.kind == "pad" else shapes.batch_ladder or doubling(1, engine.slots),
-        contexts=() if embeds else tuple(sorted(contexts)),
+        context=0 if embeds else engine.max_length,
     )
 
 
@@ -219,20 +216,9 @@ def prompt_borders(arm: ArmConfig) -> frozenset[int]:
     """
     shapes, longest = arm.shapes, arm.engine.max_prompt_tokens
     ends = {1, arm.longest_step, longest, *prefill_lengths(arm), *_small_sizes(shapes)}
-    return _both_sides(ends | {end - 1 for end in shapes.context_ladder}, longest)
-
-
-def late_contexts(arm: ArmConfig) -> frozenset[int]:
-    """Return the contexts of decode steps, in positions, on a border or just past it that an answer reaches only as it
-    grows: no prompt is so long. The longest context is one of them."""
-    longest, first = arm.engine.longest_context, arm.engine.max_prompt_tokens + 1
-    return frozenset(end for end in _both_sides({longest, *arm.shapes.context_ladder}, longest) if end > first)
+    return frozenset(end + past for end in ends for past in (0, 1) if 1 <= end + past <= longest)
 
 
 def _small_sizes(shapes: ShapeConfig) -> set[int]:
     # sizes 0 and 1 are their own to a compiler: 2 is the first that is like the others
     return {shapes.min_size - 1, shapes.min_size, 2} if shapes.kind == "exact" else set()
-
-
-def _both_sides(ends: set[int], longest: int) -> frozenset[int]:
-    return frozenset(end + past for end in ends for past in (0, 1) if 1 <= end + past <= longest)

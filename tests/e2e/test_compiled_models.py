@@ -41,7 +41,7 @@ def test_layers_share_a_graph_whatever_their_scales_and_nothing_compiles_after_w
     settings: ModelConfig, regional: bool, recorder: CompileRecorder
 ) -> None:
     light = CompileConfig(enabled=True, backend="aot_eager", dynamic=False, fullgraph=True, regional=regional)
-    ladders = ShapeConfig(kind="buckets", batch_ladder=(4,), length_ladder=(44,), context_ladder=(52,))
+    ladders = ShapeConfig(kind="buckets", batch_ladder=(4,), length_ladder=(44,))
     arm = ArmConfig(name="held", model=settings, engine=ENGINE.replace(threads=1), shapes=ladders, compile=light)
     runner = runner_for(arm, recorder)
     graphs = [event for event in recorder.drain() if event.kind in ("compile", "recompile")]

@@ -85,7 +85,7 @@ def test_arms_decode_like_generate_and_are_quiet_after_warm_up(preset: str, reco
 
 def test_a_captured_step_that_was_recorded_eagerly_is_not_called_compiled(recorder: CompileRecorder) -> None:
     policy = CompileConfig(enabled=True, dynamic=False, backend="eager", regional=True, capture=True, recompile_limit=1)
-    shapes = ShapeConfig(kind="buckets", length_ladder=(16, 44), batch_ladder=(4,), context_ladder=(52,))
+    shapes = ShapeConfig(kind="buckets", length_ladder=(16, 44), batch_ladder=(4,))
     runner = runner_for(
         ArmConfig(name="limited", model=FLOAT32, shapes=shapes, compile=policy, engine=ENGINE), recorder
     )

@@ -118,7 +118,6 @@ def test_a_name_with_dots_may_be_written_as_tables() -> None:
         ({"engine": {"max_wait_ms": 5}}, ("engine.max_wait_ms is 5",)),
         ({"model": BERT, "engine": {"step_tokens": 64}}, ("engine.step_tokens is 64", "engine.slots")),
         ({"model": BERT, "compile": {"enabled": True, "join_projections": True}}, ("join_projections",)),
-        ({"model": BERT, "shapes": {"kind": "buckets", "context_ladder": [256, 384]}}, ("shapes.context_ladder",)),
     ],
 )
 def test_a_bad_table_is_refused_with_key_value_and_remedy(table: dict[str, object], words: tuple[str, ...]) -> None:

@@ -52,7 +52,7 @@ def arm_for(preset: str, dtype: str, **engine: Any) -> ArmConfig:
     if not arm.compile.enabled:
         return arm
     # few buckets, as each costs a compile
-    ladders = ShapeConfig(kind="buckets", batch_ladder=(2, 4), length_ladder=(16, 44), context_ladder=(52,))
+    ladders = ShapeConfig(kind="buckets", batch_ladder=(2, 4), length_ladder=(16, 44))
     return arm.replace(compile=LIGHT, shapes=ladders)
 
 
@@ -270,16 +270,15 @@ def test_a_strict_arm_that_was_not_warmed_at_a_border_is_refused_with_the_reason
         answers(ArmConfig(name="strict", compile=policy, engine=ENGINE), None)
 
 
-def test_every_decode_bucket_and_the_longest_context_are_asked() -> None:
+def test_the_longest_context_is_asked() -> None:
     arm = arm_for("eager-padded", "float32")
-    arm = arm.replace(shapes=ShapeConfig(kind="buckets", context_ladder=(16, 44, 48, 52)))
-    plan = plan_for(arm_for("eager", "float32"), arm, tokens=3, seed=1)
+    plan = plan_for(arm, tokens=3, seed=1)
     late = plan.requests[-1]
-    assert [len(late.prompt) + place for place in late.places] == [44, 45, 48, 49, 51]
+    assert [len(late.prompt) + place for place in late.places] == [51]
     assert len(late.prompt) == ENGINE.max_prompt_tokens
     said, _ = answers(arm, plan=plan)
     assert len(said.logits) == len(plan.rows)
-    assert np.ptp(said.logits[-5:], axis=1).min() > 0, "each of them was computed"
+    assert np.ptp(said.logits[-1]) > 0, "it was computed"
 
 
 def measured(arm: ArmConfig, folder: Path, **task: Any) -> parity.Plan:

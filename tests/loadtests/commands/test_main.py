@@ -229,11 +229,11 @@ def test_a_large_configuration_reaches_the_program_that_serves_it(monkeypatch: p
         raise SystemExit(0)
 
     monkeypatch.setattr(os, "execve", become)
-    ladders = [f"shapes.{name}_ladder={[*range(1, 10_001)]}" for name in ("batch", "length", "context")]
+    ladders = [f"shapes.{name}_ladder={[*range(1, 10_001)]}" for name in ("batch", "length")]
     large = [part for setting in ("shapes.kind=buckets", *ladders) for part in ("--set", setting)]
     with pytest.raises(SystemExit):  # a pipe of 64 KiB would wait for ever
         main(["serve", "--preset", "eager", "--port", "0", *large])
-    assert len(given[0]["shapes"]["context_ladder"]) == 10_000
+    assert len(given[0]["shapes"]["length_ladder"]) == 10_000
 
 
 @pytest.mark.process

@@ -121,7 +121,7 @@ def test_eager_arms_decode_exactly_like_generate(preset: str, step_tokens: int, 
 
 
 def test_buckets_may_be_larger_than_anything_that_comes(recorder: CompileRecorder) -> None:
-    shapes = ShapeConfig(kind="buckets", batch_ladder=(8,), length_ladder=(64,), context_ladder=(96,))
+    shapes = ShapeConfig(kind="buckets", batch_ladder=(8,), length_ladder=(64,))
     arm = ArmConfig(name="roomy", shapes=shapes, engine=ENGINE.replace(step_tokens=20))
     assert_answers_like_generate(arm, recorder, seed=3, count=6)
 

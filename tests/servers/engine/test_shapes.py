@@ -22,7 +22,6 @@ from tailgate.servers.engine.shapes import (
     ShapePolicy,
     StepShape,
     first_prompt,
-    late_contexts,
     policy_of,
     prompt_borders,
     warmup_plan,
@@ -91,7 +90,7 @@ def test_each_kind_of_policy_pads_as_its_name_says() -> None:
 
 
 def test_a_size_past_the_ladder_is_refused_with_the_largest_bucket() -> None:
-    decoder = Buckets(batches=(4,), lengths=(128, 512), contexts=(640,))
+    decoder = Buckets(batches=(4,), lengths=(128, 512), context=640)
     with pytest.raises(ConfigError, match=r"640 .* 512.*bucket of 640"):
         decoder.prefill(640)
     engine = EngineConfig(slots=2, max_prompt_tokens=8)
@@ -119,13 +118,12 @@ def test_borders_of_prompts_are_both_ends_and_chunks() -> None:
 
 @given(
     ladder=st.lists(st.integers(1, 39), max_size=5, unique=True).map(lambda steps: (*sorted(steps), 44)),
-    contexts=st.lists(st.integers(1, 51), max_size=3, unique=True).map(lambda steps: (*sorted(steps), 52)),
     most=st.sampled_from([0, 16, 40]),
 )
 def test_wherever_the_shapes_of_two_neighbouring_prompts_differ_both_are_borders(
-    ladder: tuple[int, ...], contexts: tuple[int, ...], most: int
+    ladder: tuple[int, ...], most: int
 ) -> None:
-    shapes = ShapeConfig(kind="buckets", length_ladder=ladder, context_ladder=contexts)
+    shapes = ShapeConfig(kind="buckets", length_ladder=ladder)
     arm = ArmConfig(shapes=shapes, engine=ENGINE.replace(step_tokens=most))
     policy, step = policy_of(arm), arm.longest_step
 
@@ -137,14 +135,6 @@ def test_wherever_the_shapes_of_two_neighbouring_prompts_differ_both_are_borders
     for length in range(1, 40):
         if met(length) != met(length + 1):
             assert {length, length + 1} <= borders
-
-
-def test_late_contexts_are_those_that_no_prompt_reaches() -> None:
-    assert late_contexts(ArmConfig(engine=ENGINE)) == {51}
-    shapes = ShapeConfig(kind="buckets", context_ladder=(16, 40, 41, 46, 52))
-    assert late_contexts(ArmConfig(engine=ENGINE, shapes=shapes)) == {42, 46, 47, 51}
-    for few in (1, 2):  # the prefill's token, and one that is decoded from the longest prompt's own context
-        assert not late_contexts(ArmConfig(engine=ENGINE.replace(max_new_tokens=few)))
 
 
 def plan_of(engine: EngineConfig) -> list[StepShape]:
