@@ -48,7 +48,7 @@ class ModelRunner(StepRunner):
         prefill = PrefillStep(self.model, self.cache)
         # One eager token lets every layer allocate its own cache with the sizes that the model really uses.
         one = torch.zeros((1, 1), dtype=torch.int64, device=self.device)
-        prefill(one, one, one[0], one[0], one.expand(1, 4), one[0] - 1)
+        prefill(one, one, one[0], one[0], one.new_zeros((1, 4)), one[0] - 1)
         return {"prefill": prefill, "decode": DecodeStep(self.model, self.cache)}
 
     @property
