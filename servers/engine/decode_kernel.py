@@ -222,11 +222,13 @@ def attend_rows(
     scale: float,
     output: torch.Tensor,
 ) -> None:
-    """Write the attention of the tokens 0 … R-1 of query [1, heads, N, head_dim] over their rows to output [1, N,
-    heads, head_dim]; nothing for a row whose position in `decoding` [slots] is -1. The cache holds the new tokens."""
-    rows = query.transpose(0, 2)[: decoding.shape[0]]
-    positions = decoding[: rows.shape[0], None]
-    _launch(rows, None, keys, values, positions, padding, reach, padding, scale, output)
+    """Write the attention of token r of query [1, heads, N, head_dim] over row r to output [1, N, heads, head_dim] for
+    each row r whose position in `decoding` [slots] is not -1. The cache holds the new tokens.
+
+    Every step launches programs for all slots, so that one variant of the kernel serves steps of any size.
+    """
+    positions = decoding[:, None]
+    _launch(query.transpose(0, 2), None, keys, values, positions, padding, reach, padding, scale, output)
 
 
 def _launch(
@@ -241,12 +243,12 @@ def _launch(
     scale: float,
     output: torch.Tensor,
 ) -> None:
-    batch, heads, _, head_dim = query.shape
+    _, heads, _, head_dim = query.shape
     kv_heads, value_dim = keys.shape[1], values.shape[2]
     new_key, new_value = new or (query, query)
     groups = heads // kv_heads
     device = query.device
-    programs = batch * kv_heads
+    programs = positions.shape[0] * kv_heads
     block_g = max(16, triton.next_power_of_2(groups))
     block_d = triton.next_power_of_2(max(head_dim, value_dim))
     splits, block_n, stages = tiling(device, programs, context, block_d * query.element_size())
