@@ -6,8 +6,8 @@ Sections: promises, detection, attribution, closed, frontiers, sequential, objec
 greedy, machines, planning; all where none is named.
 
 Each line is a share of seeded runs (or a time) with its goal. The last line on stdout is one JSON object.
-Exit code 1 when a line misses its goal. The simulator is in benchmarks/simulation. 400 seeds take some ten minutes on
-two processors.
+Exit code 1 when a line misses its goal. The simulator is in benchmarks/simulation. With 400 seeds, promises and
+detection take seven minutes on eleven processors, sequential, objectives, attribution and separate nine on twenty.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ from tailgate.servers.compiler.recorder import EagerCanary
 class Parts:
     """What the tokens of a prefill step attend to: each sees its own row up to its position. int64 on the device.
 
-    tiles: [K, 4], contiguous, the prompts in pieces of up to `TILE` tokens: (index of the first token in the step, tokens, position
-    of the first, cache row); pieces without tokens are padding.
+    tiles: [K, 4], contiguous, the prompts in pieces of up to `TILE` tokens: (index of the first token in the step,
+    tokens, position of the first, cache row); pieces without tokens are padding.
     decoding: [slots], where row r decodes its position, else -1; its token has the index r in the step.
     """
 
