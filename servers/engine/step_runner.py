@@ -27,7 +27,7 @@ from tailgate.servers.engine.kv_cache import SlotCache
 from tailgate.servers.engine.model import join_weights, load_model
 from tailgate.servers.engine.placement import product_name, resolve_device
 from tailgate.servers.engine.quantisation import weight_bytes
-from tailgate.servers.engine.scheduler import Job, LaunchedStep, Step
+from tailgate.servers.engine.scheduler import MOST_PROMPTS, Job, LaunchedStep, Step
 from tailgate.servers.engine.shapes import WARMUP_CALLS, Kind, StepShape, policy_of, warmup_plan
 
 log = logging.getLogger("tailgate.runner")
@@ -359,10 +359,10 @@ class StepRunner(ABC):
 
 
 def filling_step(shape: StepShape, arm: ArmConfig, vocab_size: int, rng: torch.Generator | None = None) -> Step:
-    """Return a step of random prompts that fills `shape`."""
+    """Return a step of random prompts that fills `shape`, as far as so many prompts can."""
     most = arm.engine.max_prompt_tokens
     if shape.kind == "prefill":
-        sizes = [min(most, shape.length - begun) for begun in range(0, shape.length, most)]
+        sizes = [min(most, shape.length - begun) for begun in range(0, shape.length, most)][:MOST_PROMPTS]
     else:  # a decode step feeds the first output at the position after the prompt
         sizes = [shape.context - (shape.kind == "decode")] * shape.batch
     jobs = tuple(
