@@ -223,10 +223,10 @@ def attend_rows(
     output: torch.Tensor,
 ) -> None:
     """Write the attention of the tokens 0 … R-1 of query [1, heads, N, head_dim] over their rows to output [1, N,
-    heads, head_dim]; nothing for a row whose position in `decoding` [slots] is -1. The cache holds the new tokens."""
-    rows = query.transpose(0, 2)[: decoding.shape[0]]
-    positions = decoding[: rows.shape[0], None]
-    _launch(rows, None, keys, values, positions, padding, reach, padding, scale, output)
+    heads, head_dim]; nothing for a row whose position in `decoding` [R] is -1, as beyond N it is. The cache holds the new
+    tokens."""
+    # for every row, whatever N: the number of programs chooses the variant of the kernel, which serving must not compile
+    _launch(query.transpose(0, 2), None, keys, values, decoding[:, None], padding, reach, padding, scale, output)
 
 
 def _launch(
@@ -241,7 +241,7 @@ def _launch(
     scale: float,
     output: torch.Tensor,
 ) -> None:
-    batch, heads, _, head_dim = query.shape
+    batch, heads, head_dim = positions.shape[0], query.shape[1], query.shape[3]
     kv_heads, value_dim = keys.shape[1], values.shape[2]
     new_key, new_value = new or (query, query)
     groups = heads // kv_heads
