@@ -145,8 +145,8 @@ def check_quantisation(model: ModelConfig, *, on_gpu: bool, capability: tuple[in
 
 
 class EngineConfig(Settings):
-    """Limits of the batching engine. Comparable arms have the same limits. While prompts wait, prefill and decode steps
-    take turns, so a running answer waits for at most one prefill step."""
+    """Limits of the batching engine. Comparable arms have the same limits. Every step carries one token of each
+    running answer, so that an answer waits for at most one step that reads prompts."""
 
     slots: int = Field(default=8, ge=1, le=4096)
     """Requests that run at once: the rows of the KV cache, and the largest batch."""
@@ -409,7 +409,7 @@ PRESET_POLICIES: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] 
         {},
     ),
     "compiled-padded": (
-        "One shape for prefill, one for decode and one for later chunks. Never compiles under traffic.",
+        "One shape for prefill and one for decode. Never compiles under traffic.",
         {"kind": "pad"},
         {"enabled": True, "mode": "reduce-overhead", "dynamic": False, "fullgraph": True},
     ),

@@ -223,9 +223,9 @@ def attend_rows(
     output: torch.Tensor,
 ) -> None:
     """Write the attention of the tokens 0 … R-1 of query [1, heads, N, head_dim] over their rows to output [1, N,
-    heads, head_dim]; nothing for a row whose position in `decoding` [R] is -1, as beyond N it is. The cache holds the new
-    tokens."""
-    # for every row, whatever N: the number of programs chooses the variant of the kernel, which serving must not compile
+    heads, head_dim]; nothing for a row whose position in `decoding` [R] is -1, as that of rows beyond N is. The cache
+    holds the new tokens."""
+    # R rows whatever N: the number of programs chooses the variant of the kernel, and serving must compile none
     _launch(query.transpose(0, 2), None, keys, values, decoding[:, None], padding, reach, padding, scale, output)
 
 
