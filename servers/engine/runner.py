@@ -76,6 +76,7 @@ class ModelRunner(StepRunner):
     def _answer(self, step: Step, shape: StepShape, places: Sequence[int]) -> torch.Tensor:
         logits, greedy = self.run(step, shape)
         tokens = self.choose(logits, greedy, step.jobs, places)
+        # `_newest` last: an answer whose step fails before feeds the same token again
         if step.kind == "decode":
             self._newest[: shape.batch].copy_(tokens)
         else:
