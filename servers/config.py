@@ -14,6 +14,7 @@ from tailgate.servers.fields import Listed, Settings, as_toml, matching, read
 from tailgate.servers.presets import RANDOM_PRESETS, Preset, check_name
 
 _SHORTEST_BUCKET = 32  # tokens
+MOST_PROMPTS = 32  # of one step: its attention is planned for so many
 
 # Modes in which inductor manages CUDA graphs.
 GRAPH_TREE_MODES = ("reduce-overhead", "max-autotune")
@@ -145,8 +146,8 @@ def check_quantisation(model: ModelConfig, *, on_gpu: bool, capability: tuple[in
 
 
 class EngineConfig(Settings):
-    """Limits of the batching engine. Comparable arms have the same limits. While prompts wait, prefill and decode steps
-    take turns, so a running answer waits for at most one prefill step."""
+    """Limits of the batching engine. Comparable arms have the same limits. Every step carries one token of each
+    running answer, so that an answer waits for at most one step that reads prompts."""
 
     slots: int = Field(default=8, ge=1, le=4096)
     """Requests that run at once: the rows of the KV cache, and the largest batch."""
@@ -183,7 +184,9 @@ class EngineConfig(Settings):
     @property
     def longest_step(self) -> int:
         """Tokens of the largest step that reads prompts."""
-        return min(self.step_tokens or self.max_prompt_tokens + self.slots, self.max_prompt_tokens * self.slots)
+        prompts = min(MOST_PROMPTS, self.slots)
+        most = prompts * self.max_prompt_tokens + self.slots - prompts
+        return min(self.step_tokens or self.max_prompt_tokens + self.slots, most)
 
     @property
     def longest_context(self) -> int:
@@ -409,7 +412,7 @@ PRESET_POLICIES: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] 
         {},
     ),
     "compiled-padded": (
-        "One shape for prefill, one for decode and one for later chunks. Never compiles under traffic.",
+        "One shape for prefill and one for decode. Never compiles under traffic.",
         {"kind": "pad"},
         {"enabled": True, "mode": "reduce-overhead", "dynamic": False, "fullgraph": True},
     ),

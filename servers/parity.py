@@ -141,15 +141,16 @@ def make_plan(
 
 
 def free_run(runner: ModelRunner, plan: Plan) -> list[list[int]]:
-    """Return the greedy answers [request][token], requests joining while others run."""
+    """Return the greedy answers [request][token], all asked at once: several prompts share a step."""
     counts = [len(request.tokens) for request in plan.requests[: plan.asked]]
-    return list(ask(runner, requests_of(plan.prompts, counts), slots=runner.arm.engine.slots).tokens.values())
+    return list(ask(runner, requests_of(plan.prompts, counts)).tokens.values())
 
 
 def forced_logits(runner: ModelRunner, plan: Plan, out: np.ndarray[Any, Any]) -> None:
     """Fill `out` [rows, vocabulary] float32 with the logits for every compared token of the plan.
 
-    The engine serves as always; only the tokens are the plan's. Rows join, run together and leave.
+    The engine serves as always; only the tokens are the plan's. Requests join one by one while others run, so that
+    steps have many sizes: together, prompts would fill the largest.
     """
     requests, rows, done = plan.requests, plan.rows, 0
 
@@ -170,7 +171,8 @@ def forced_logits(runner: ModelRunner, plan: Plan, out: np.ndarray[Any, Any]) ->
 
     choosing, runner.choose = runner.choose, choose
     try:
-        ask(runner, requests_of([item.prompt for item in requests], [len(item.tokens) for item in requests]))
+        asked = requests_of([item.prompt for item in requests], [len(item.tokens) for item in requests])
+        ask(runner, asked, slots=runner.arm.engine.slots)
     finally:
         runner.choose = choosing
 

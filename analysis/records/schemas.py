@@ -64,9 +64,9 @@ _STEPS: Final[Columns] = (
     ("kind", pa.string(), "`prefill`, `decode` or `encode`."),
     ("start_ns", pa.int64(), "When it began."),
     ("end_ns", pa.int64(), "When it ended."),
-    ("batch", pa.int32(), "Rows of the batch."),
-    ("padded_batch", pa.int32(), "Rows that ran."),
-    ("tokens", pa.int64(), "Tokens of the batch."),
+    ("batch", pa.int32(), "Requests in the step."),
+    ("padded_batch", pa.int32(), "Rows that ran. A prefill step packs its requests into one."),
+    ("tokens", pa.int64(), "Tokens of the requests."),
     ("padded_tokens", pa.int64(), "Tokens that ran."),
     ("compiled", pa.bool_(), "Whether compiled code ran."),
 )

@@ -124,7 +124,8 @@ class Engine:
     def advance(self) -> tuple[list[StepOutput], list[CompileEvent]]:
         """Launch the next step, if there is one, take what arrived meanwhile, and hand out what is done.
 
-        Returns outputs, oldest first, and compile events. A failing step fails its own requests and no others.
+        Returns outputs, oldest first, and compile events. A step that cannot be launched fails its prompts, or without
+        any its answers; one whose results do not come fails all its requests.
         """
         step = self.scheduler.next_step(now_ns())
         pending, self._pending = self._pending, None
@@ -142,7 +143,12 @@ class Engine:
         if pending is not None:
             outputs.append(self._hand_out(pending))
         if isinstance(launched, Exception):
-            outputs.append(self._fail(step, step_id, launched))
+            blamed = step
+            if step.prompts:  # answers that ran without them go on: the next step computes the same tokens again
+                blamed = replace(step, decoding=())
+                for job in step.decoding:
+                    job.launched -= 1
+            outputs.append(self._fail(blamed, step_id, launched))
         elif self.runner.overlaps:
             self._pending = launched
         else:

@@ -40,6 +40,11 @@ def check_task(model: ModelConfig, config: Any) -> None:
     # a model that generates may be configured to attend both ways
     is_causal = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not reads_masks
     is_decoder = is_causal or getattr(config, "is_decoder", False)
+    if not model.embeds and getattr(config, "attn_logit_softcapping", None):
+        raise ConfigError(
+            f'model.id "{model.id}" caps its attention scores (attn_logit_softcapping), which the attention of arms '
+            "does not: give another model, or serve this one elsewhere as an external arm"
+        )
     if model.embeds and is_decoder and not getattr(config, "use_bidirectional_attention", False):
         raise ConfigError(f'{what}, which generates: set model.task = "generate", or give an encoder')
     if not model.embeds and reads_masks and not is_decoder and not config.is_encoder_decoder:

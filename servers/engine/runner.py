@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 
 from tailgate.servers.compiler.recorder import CompileRecorder, Trigger
-from tailgate.servers.config import GRAPH_TREE_MODES, ArmConfig
+from tailgate.servers.config import GRAPH_TREE_MODES, MOST_PROMPTS, ArmConfig
 from tailgate.servers.engine import attention
 from tailgate.servers.engine.encoder import EncoderRunner
 from tailgate.servers.engine.kv_cache import TILE, SlotCache
 from tailgate.servers.engine.model import eos_ids
-from tailgate.servers.engine.scheduler import MOST_PROMPTS, Job, Move, Step
+from tailgate.servers.engine.scheduler import Job, Move, Step
 from tailgate.servers.engine.shapes import Kind, StepShape
 from tailgate.servers.engine.step_runner import StepRunner, Tensors, filling_step
 from tailgate.servers.engine.steps import DecodeStep, PrefillStep, gather_last
@@ -76,6 +76,7 @@ class ModelRunner(StepRunner):
     def _answer(self, step: Step, shape: StepShape, places: Sequence[int]) -> torch.Tensor:
         logits, greedy = self.run(step, shape)
         tokens = self.choose(logits, greedy, step.jobs, places)
+        # `_newest` last: an answer whose step fails before feeds the same token again
         if step.kind == "decode":
             self._newest[: shape.batch].copy_(tokens)
         else:

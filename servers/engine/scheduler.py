@@ -13,11 +13,9 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Literal
 
-from tailgate.servers.config import ArmConfig, EngineConfig
+from tailgate.servers.config import MOST_PROMPTS, ArmConfig, EngineConfig
 from tailgate.servers.engine.messages import Submit, Timing
 from tailgate.servers.engine.shapes import Kind, StepShape
-
-MOST_PROMPTS = 32  # of one step: its attention is planned for so many
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

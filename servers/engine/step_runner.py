@@ -22,7 +22,7 @@ from tailgate.servers.compiler import policy as compiler_policy
 from tailgate.servers.compiler.recorder import CompileRecorder, EagerCanary, Trigger
 from tailgate.servers.compiler.regions import CompiledBlocks, repeated_blocks
 from tailgate.servers.complaint import ConfigError
-from tailgate.servers.config import GRAPH_TREE_MODES, ArmConfig
+from tailgate.servers.config import GRAPH_TREE_MODES, MOST_PROMPTS, ArmConfig
 from tailgate.servers.engine.kv_cache import SlotCache
 from tailgate.servers.engine.model import join_weights, load_model
 from tailgate.servers.engine.placement import product_name, resolve_device
@@ -359,10 +359,10 @@ class StepRunner(ABC):
 
 
 def filling_step(shape: StepShape, arm: ArmConfig, vocab_size: int, rng: torch.Generator | None = None) -> Step:
-    """Return a step of random prompts that fills `shape`."""
+    """Return a step of random prompts that fills `shape`, as far as so many prompts can."""
     most = arm.engine.max_prompt_tokens
     if shape.kind == "prefill":
-        sizes = [min(most, shape.length - begun) for begun in range(0, shape.length, most)]
+        sizes = [min(most, shape.length - begun) for begun in range(0, shape.length, most)][:MOST_PROMPTS]
     else:  # a decode step feeds the first output at the position after the prompt
         sizes = [shape.context - (shape.kind == "decode")] * shape.batch
     jobs = tuple(

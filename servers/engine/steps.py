@@ -130,6 +130,7 @@ class DecodeStep(_ModelStep):
         self, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, context: torch.Tensor
     ) -> Outputs:
         window = self.cache.window
+        window.last = window.parts = window.memory = None  # a prefill step that failed midway leaves its own
         window.context, window.in_kernel = context.shape[0], input_ids.is_cuda
         index = (rows[:, None] * (self.cache.max_length + 1) + positions).flatten()
         mask = self.no_mask if window.in_kernel else self.mask(positions, context.shape[0])

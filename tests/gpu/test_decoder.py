@@ -174,6 +174,15 @@ def test_long_contexts_are_split_and_stay_quiet(preset: str, dtype: str, recorde
         assert_greedy_like_generate(runner, jobs)
 
 
+def test_a_prompt_shorter_than_the_slots_compiles_no_kernel(recorder: CompileRecorder) -> None:
+    engine = EngineConfig(slots=128, max_prompt_tokens=700, max_new_tokens=12)
+    runner = runner_for(ArmConfig(model=FLOAT32, engine=engine), recorder)
+    recorder.drain()
+    for tokens in (1, 2, 5, 30):
+        serve(runner, [Job(request_id="short", prompt=[7] * tokens, max_tokens=1, recv_ns=0)])
+    assert [(event.kind, event.shape) for event in recorder.drain()] == []
+
+
 @pytest.mark.parametrize("batch", [1, 2, 3, 5, 8, 16, 17, 31, 32, 64])
 @pytest.mark.parametrize(("kv_heads", "groups", "head_dim"), [(8, 4, 128), (2, 7, 96), (4, 1, 256)])
 @pytest.mark.parametrize("reach", [700, 130])

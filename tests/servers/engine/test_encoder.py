@@ -137,6 +137,7 @@ def test_a_text_whose_vector_has_no_direction_fails_alone(broken: float, recorde
     [
         ("embed", {"model_type": "llama"}, "which generates"),
         ("embed", {"model_type": "t5", "is_encoder_decoder": True}, "two texts"),
+        ("generate", {"model_type": "gemma2", "attn_logit_softcapping": 50.0}, "external arm"),
         ("embed", {"model_type": "bert", "is_decoder": True}, "which generates"),
         ("generate", {"model_type": "bert"}, "which embeds"),
     ],

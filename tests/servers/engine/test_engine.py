@@ -247,6 +247,19 @@ def test_a_failing_step_ends_its_requests_and_the_engine_continues(kind: str, st
     assert scripted.endings() == [("a", status, f"{kind}: first line"), ("b", "OK", "length")]
 
 
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_a_step_that_cannot_be_launched_fails_its_prompts_and_running_answers_go_on(overlaps: bool) -> None:
+    scripted = Scripted(overlaps=overlaps)
+    scripted.submit("runs", max_tokens=4)
+    outputs, _ = scripted.engine.advance()
+    scripted.submit("fails")
+    scripted.fail(error("UnforeseenShapeError"))
+    outputs += scripted.run()
+    assert [token for output in outputs for name, token in output.tokens if name == "runs"] == [10, 11, 12, 13]
+    endings = {item.request_id: item.status for output in outputs for item in output.finished}
+    assert endings == {"runs": "OK", "fails": "FAILED_PRECONDITION"}
+
+
 def test_a_failing_step_does_not_end_an_answer_twice() -> None:
     scripted = Scripted(overlaps=True, eos=10)
     scripted.submit("stops", max_tokens=9, ignore_eos=False)

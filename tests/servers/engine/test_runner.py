@@ -16,6 +16,8 @@ from tailgate.servers.compiler.recorder import CompileRecorder
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.config import ArmConfig, CompileConfig, EngineConfig, ModelConfig, ShapeConfig
 from tailgate.servers.engine import step_runner
+from tailgate.servers.engine.engine import Engine
+from tailgate.servers.engine.in_process import ask, requests_of
 from tailgate.servers.engine.model import load_model
 from tailgate.servers.engine.quantisation import is_quantised, quantise
 from tailgate.servers.engine.runner import ModelRunner
@@ -120,6 +122,17 @@ def test_eager_arms_decode_exactly_like_generate(preset: str, step_tokens: int, 
     assert recorder.drain() == []
 
 
+def test_every_prefill_step_has_as_many_tiles_as_a_graph_is_recorded_with(recorder: CompileRecorder) -> None:
+    runner = runner_for(
+        ArmConfig.from_preset("eager-padded", engine=EngineConfig(slots=48, max_prompt_tokens=1)), recorder
+    )
+    shape = StepShape("prefill", 1, 48, 48)
+    warmed = filling_step(shape, runner.arm, runner.vocab_size)
+    served = Step("prefill", (), warmed.prompts[:1], warmed.chunks[:1])
+    sizes = [[tensor.shape for tensor in runner._inputs(step, shape)[0]] for step in (warmed, served)]
+    assert sizes[0] == sizes[1]
+
+
 def test_buckets_may_be_larger_than_anything_that_comes(recorder: CompileRecorder) -> None:
     shapes = ShapeConfig(kind="buckets", batch_ladder=(8,), length_ladder=(64,))
     arm = ArmConfig(name="roomy", shapes=shapes, engine=ENGINE.replace(step_tokens=20))
@@ -184,6 +197,32 @@ def assert_answers_for_one_position_a_row(
     expected = torch.stack([runner.model(torch.tensor([job.prompt])).logits[0, -1] for job in jobs])
     torch.testing.assert_close(logits[: len(jobs)], expected)
     assert greedy[: len(jobs)].tolist() == expected.argmax(-1).tolist()
+
+
+def test_an_answer_goes_on_after_a_prompt_that_failed_midway(
+    recorder: CompileRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = runner_for(ArmConfig(engine=ENGINE), recorder)
+    (alone,) = ask(runner, requests_of([[5, 6, 7]], [12])).tokens.values()
+    last, was = runner.cache.layers[-1], runner.cache.layers[-1].update
+    steps = iter(range(99))
+
+    def fail(*states: Any) -> Any:
+        if next(steps) == 1:  # the second step reads the second prompt
+            monkeypatch.setattr(last, "update", was)
+            raise torch.OutOfMemoryError
+        return was(*states)
+
+    monkeypatch.setattr(last, "update", fail)
+    engine = Engine(Scheduler(ENGINE), runner, recorder.drain)
+    first, second = requests_of([[5, 6, 7], [8, 9]], [12, 12])
+    engine.submit(first)
+    outputs, _ = engine.advance()
+    engine.submit(second)
+    while not engine.idle:
+        outputs += engine.advance()[0]
+    assert [token for output in outputs for _, token in output.tokens] == alone
+    assert [item.status for output in outputs for item in output.finished] == ["RESOURCE_EXHAUSTED", "OK"]
 
 
 @pytest.mark.parametrize("head", ["found", "not found"])

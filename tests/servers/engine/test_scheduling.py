@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailgate.servers.config import EngineConfig
-from tailgate.servers.engine.scheduler import MOST_PROMPTS, Batcher, Job, Scheduler
+from tailgate.servers.config import MOST_PROMPTS, EngineConfig
+from tailgate.servers.engine.scheduler import Batcher, Job, Scheduler
 
 MS = 1_000_000
 
