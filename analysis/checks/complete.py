@@ -98,7 +98,9 @@ def _interruptions(trials: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             info.get("complete") or info.get("ended")
         ):
             seconds = max(0.0, at_ns - (number(info.get("start_ns")) or at_ns)) / 1e9
-            yield f"trial {info['trial']} was interrupted after {seconds:.0f} of {number(info.get('duration_s')):g} s"
+            planned_s = number(info.get("duration_s"))
+            of = "" if planned_s is None else f" of {planned_s:g}"
+            yield f"trial {info['trial']} was interrupted after {seconds:.0f}{of} s"
 
 
 def _missing_trials(run: Run, trials: Sequence[Mapping[str, Any]]) -> Iterator[str]:

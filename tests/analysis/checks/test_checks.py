@@ -81,6 +81,12 @@ def dropped(**changes: Any) -> list[str]:
     return list(dropped_faults([{**ACCOUNT, **changes}]))
 
 
+def stopped(**facts: Any) -> list[str]:
+    """Return what is missing of a run that its user stopped after 6 s."""
+    info = {"trial": 1, "start_ns": SECOND, "interrupted_ns": 7 * SECOND, **facts}
+    return faults_of(complete.missing, infos=[info], in_turn=False, records=SimpleNamespace(generators=[]))
+
+
 def lost(**changes: Any) -> list[str]:
     return lost_processes([{**ACCOUNT, "trial": 1, "rows": 600, **changes}], [{"trial": 1, "load_processes": 1}])
 
@@ -119,6 +125,8 @@ USERS: dict[str, Any] = {"splitter": {"count": 1000}, "passed": 990, "unplaced":
         (complete.missing_requests({"a": 1000, "b": 997}, {}, mirrored=True), "b has 997 of 1000"),
         (complete.missing_requests({"a": 1000, "b": 0}, {}), "b has no request"),
         (complete.missing_requests({}, {}, mirrored=True), "no arm"),
+        (stopped(duration_s=780.0), "trial 1 was interrupted after 6 of 780 s"),
+        (stopped(), "trial 1 was interrupted after 6 s"),
         (complete.missing_requests({"a": 900, "b": 900}, {"a": 1000, "b": 1000}, mirrored=True), "a has 900 of 1000"),
         (complete.missing_requests({"a": 500, "b": 400}, {"*": 1000}), "900 of 1000"),
         (complete.missing_requests({"a": 600, "b": 400}, {"*": 1000}), None),
