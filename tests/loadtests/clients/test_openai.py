@@ -145,6 +145,17 @@ def test_an_answer_ends_with_its_finish_reason_where_nothing_follows(secure: boo
     assert call.end_ns == call.token_ns[-1]
 
 
+def test_an_answer_ends_no_sooner_than_its_last_token() -> None:
+    def script(request: Request) -> None:
+        request.send(STREAM_HEAD + chunked(part("one", "stop")))
+        time.sleep(0.02)
+        request.send(chunked(part(" two"), DONE) + END)
+
+    call = outcome(script)
+    assert (call.status, len(call.token_ns)) == ("OK", 2)
+    assert call.end_ns == call.token_ns[-1]
+
+
 @pytest.mark.parametrize(
     ("parts", "chunks", "tokens"),
     [
