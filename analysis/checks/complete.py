@@ -72,7 +72,8 @@ def is_recorded_whole(run: Run) -> bool:
 def missing(seen: Evidence) -> Iterator[Check]:
     run = seen.run
     trials, accounts = [info for info in run.infos if info], known_accounts(run.records.generators)
-    if not run.in_turn and (interrupted := list(_interruptions(trials))):  # which explains all that is missing
+    # It explains all that is missing of its run, and nothing of the runs that it is joined with.
+    if not (run.in_turn or run.records.joined) and (interrupted := list(_interruptions(trials))):
         yield missing.found(interrupted, remedy="Run again, and let the run end by itself.")
         return
     faults = [*_missing_trials(run, trials), *lost_processes(accounts, trials)]
