@@ -192,6 +192,8 @@ def test_counts_of_every_chunk_are_believed_where_they_can_be(parts: list[bytes]
         (answer(ONE, part(" two", "abort"), DONE), "ABORTED", "abort"),
         (answer(ONE, b"event: error\n" + event(LOST), DONE), "INTERNAL", "the worker went away"),
         (answer(ONE, b"event: error\ndata: gone away\n\n", DONE), "INTERNAL", "gone away"),
+        (answer(ONE, b"event: error\ndata: null\n\n", DONE), "INTERNAL", "error event"),
+        (answer(ONE, b"event: error\n" + event({"message": "full", "code": 429})), "RESOURCE_EXHAUSTED", "full"),
         (answer(ONE, event({"choices": [], "usage": {"completion_tokens": 859}})), "UNAVAILABLE", "finish_reason"),
         (answer(part("one", ""), part(" two", "")), "UNAVAILABLE", "finish_reason"),  # an empty one is none
         (answer(DONE), "INTERNAL", "neither text"),
