@@ -72,7 +72,8 @@ def is_recorded_whole(run: Run) -> bool:
 def missing(seen: Evidence) -> Iterator[Check]:
     run = seen.run
     trials, accounts = [info for info in run.infos if info], known_accounts(run.records.generators)
-    if not run.in_turn and (interrupted := list(_interruptions(trials))):  # which explains all that is missing
+    # It explains all that is missing of its run, and nothing of the runs that it is joined with.
+    if not (run.in_turn or run.records.joined) and (interrupted := list(_interruptions(trials))):
         yield missing.found(interrupted, remedy="Run again, and let the run end by itself.")
         return
     faults = [*_missing_trials(run, trials), *lost_processes(accounts, trials)]
@@ -98,7 +99,9 @@ def _interruptions(trials: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             info.get("complete") or info.get("ended")
         ):
             seconds = max(0.0, at_ns - (number(info.get("start_ns")) or at_ns)) / 1e9
-            yield f"trial {info['trial']} was interrupted after {seconds:.0f} of {number(info.get('duration_s')):g} s"
+            planned_s = number(info.get("duration_s"))
+            of = "" if planned_s is None else f" of {planned_s:g}"
+            yield f"trial {info['trial']} was interrupted after {seconds:.0f}{of} s"
 
 
 def _missing_trials(run: Run, trials: Sequence[Mapping[str, Any]]) -> Iterator[str]:

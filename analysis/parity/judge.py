@@ -277,7 +277,8 @@ def judge_evenness(name: str, own: Measures, control: Measures, place: Places, d
         if not groups:
             continue
         errors, base = (np.array([median(every[group]) for group in groups]) for every in (own.error, control.error))
-        excess = np.maximum(1.0, base / max(median(base), np.finfo(np.float64).tiny))
+        typical = median(base)
+        excess = np.maximum(1.0, base / typical) if typical > 0 else np.ones(len(groups))
         multiples = errors / max(median(errors), EPSILON[dtype]) / excess
         worst = int(np.argmax(multiples))
         yield held_to(

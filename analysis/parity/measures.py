@@ -30,6 +30,7 @@ LEAST_REQUESTS = 8
 # Fewer set no interval of a mean: with a lognormal spread of 1, 32 leave out the truth above 5 times in 100.
 LEAST_TEXTS = 32
 _DRAWS, _TEXT_DRAWS = 999, 1999
+_ROUNDING = 1e-6  # of a mean: by which sums over like texts differ
 _TAIL = 0.025  # on either side of an interval
 
 
@@ -118,13 +119,16 @@ def mean_interval(sums: Floats, counts: Floats, rng: np.random.Generator) -> tup
 
     The unit is the text, since its tokens share a context. The interval is BCa's (Efron 1987) at a nominal 98.5 %,
     which leaves out the truth above as often as 95 % may where texts differ as lognormally as LEAST_TEXTS allows for.
-    Fewer set none. An infinite sum makes everything infinite; nothing lost at all has no width.
+    Fewer set none, nor do texts that all lose the same but for rounding. An infinite sum makes everything infinite;
+    nothing lost at all has no width.
     """
     value = float(sums.sum() / counts.sum())
     if len(sums) < LEAST_TEXTS:
         return value, None, None
     if not 0.0 < value < math.inf:
         return value, value, value
+    if np.ptp(sums / counts) <= _ROUNDING * value:
+        return value, None, None
 
     def mean(sums: Floats, counts: Floats, axis: int = -1) -> Floats:
         return np.asarray(sums.sum(axis) / counts.sum(axis))

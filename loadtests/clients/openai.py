@@ -288,6 +288,8 @@ class OpenAiCall(Call):
         elif total is not None and self._counts and total > len(self.token_ns) and (self.chunks or chunk.goes_on):
             # The model made tokens whose text the server holds back.
             self.add_tokens(total - len(self.token_ns), at_ns)
+        if self.ended_ns and self.token_ns:
+            self.ended_ns = max(self.ended_ns, self.token_ns[-1])  # no answer ends before its last token
         if total is not None:
             self.counted_tokens = total
         if chunk.prompt_tokens is not None:

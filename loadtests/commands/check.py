@@ -45,8 +45,8 @@ def command(
     """Check an experiment and say what its run can decide.
 
     Refuses whatever `tailgate run` would refuse before its start: settings, model, device, compiler, ports, trace. Then
-    says which arms run, with which traffic, for how long, which gates that can decide, and what `tailgate doctor` finds
-    missing. Starts and writes nothing.
+    says which arms run, with which traffic, for how long, which gates such a run can decide, and what `tailgate doctor`
+    finds missing. Starts and writes nothing.
 
     Exit codes: 0 it can run, 2 it cannot.
     """

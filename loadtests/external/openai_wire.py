@@ -89,15 +89,22 @@ class EventStream:
                 event = b"\n".join(data)
                 data.clear()
                 if event.strip():
-                    events.append(_error(event.decode("utf-8", "replace")) if self._is_error else event)
+                    events.append(_as_error(event) if self._is_error else event)
                 self._is_error = False
         if len(self._line) + sum(map(len, data)) > LARGEST_EVENT:
             raise ValueError(f"an event has more than {LARGEST_EVENT} bytes")
         return events
 
 
-def _error(text: str) -> bytes:
-    return json.dumps({"error": text}).encode()
+def _as_error(data: bytes) -> bytes:
+    """Return the data of an event named "error" as an object with the key `error`, whose code gives the status."""
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError):
+        content = data.decode("utf-8", "replace")
+    if isinstance(content, dict) and content.get("error") is not None:
+        return data
+    return json.dumps({"error": content or "the server sent an error event"}).encode()
 
 
 class Chunk(NamedTuple):

@@ -44,7 +44,7 @@ def main() -> int:
 
     with RecordWriter(Path(task.out), MACHINES) as writer:
         for _ in _ticks(task.sample_s, processes):
-            shared = {"trial": task.trial, "host": _HOST, "at_ns": now_ns()}
+            shared = {"trial": task.trial, "at_ns": now_ns()}
             gpu_rows, held = gpus.sample()
             host_row = {"kind": "host", "name": _HOST, **readings.of(_HOST, host.probes)}
             for row in (host_row, *gpu_rows, *processes.sample(held)):

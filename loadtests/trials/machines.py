@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, Literal, cast
 
-from tailgate.analysis.records.schemas import MACHINES, RUN_HOST
+from tailgate.analysis.records.schemas import MACHINES
 from tailgate.analysis.records.tables import CUT_OFF, RecordError, RecordWriter, read_table
 from tailgate.loadtests.monitor.gpus import MUCH_BYTES, device_name, index_of
 from tailgate.loadtests.monitor.readings import Seen, Task, Unreadable, Watch
@@ -215,7 +215,7 @@ def measure_references(
                 child.command("go")
                 answer = _answer(trial, child, time.monotonic() + limit_s, f"took over {limit_s:g} s")
             assert isinstance(answer, Measured)  # it is ready once
-            place = {"host": RUN_HOST, "device": device, "when": when}
+            place = {"device": device, "when": when}
             trial.facts.references.append({**place, "at_ns": answer.at_ns, **answer.values, "error": answer.error})
             if answer.error:
                 trial.status.note(f"{device} was not measured {when} the trial: {answer.error}")

@@ -192,7 +192,7 @@ class Collector:
             follower.last_memory_ns = event.memory.at_ns
             place = {"trial": self._trial, "kind": "allocator", "name": follower.replica, "arm": follower.arm}
             known = {field.name: value for field, value in event.memory.ListFields()}
-            self._append("machines-arms", {"host": "run", **place, **known})
+            self._append("machines-arms", {**place, **known})
 
     def _append(self, table: str, row: dict[str, Any]) -> None:
         with self._lock:

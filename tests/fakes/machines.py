@@ -93,7 +93,6 @@ class FakeMachines:
         }
         references = [
             {
-                "host": "run",
                 "device": name,
                 "when": when,
                 "seconds": 2.0,
@@ -140,7 +139,7 @@ class FakeMachines:
         with RecordWriter(folder / "machines.arrow", MACHINES) as writer:
             for step in range(int(seconds + 10.0) + 2):
                 since = step - 10.0
-                place = {"trial": trial, "host": "run", "at_ns": start_ns + int(since * SECOND)}
+                place = {"trial": trial, "at_ns": start_ns + int(since * SECOND)}
                 busy, own = 0.0 <= since <= seconds, 0.0
                 for name in spent:
                     cores = (1.1 if name.endswith("-0") else 0.3) * busy * (1 + 0.05 * rng.standard_normal())

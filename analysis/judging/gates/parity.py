@@ -62,8 +62,8 @@ def parity_gate(
     value, limit, unit = None, None, "count"
     if lowest := _lowest_cosine(answers):
         value, limit, unit = *lowest, ""
-    elif exact:
-        value, limit = float(sum(row["of"] - row["same"] for row in exact)), 0.0
+    elif of := sum(row["of"] for row in exact):
+        value, limit = float(of - sum(row["same"] for row in exact)), 0.0
     return Gate(
         arm=arm, gate="parity", kind="parity", value=value, limit=limit, unit=unit, verdict=verdict, reason=reason
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tailgate.analysis.checks import arms, complete, data, pressure, traffic
@@ -81,6 +82,24 @@ def dropped(**changes: Any) -> list[str]:
     return list(dropped_faults([{**ACCOUNT, **changes}]))
 
 
+def stopped(*, joined: bool = False, **facts: Any) -> list[str]:
+    """Return what is missing of a run that its user stopped after 6 s, or of two joined ones of which it is one."""
+    info = {"trial": 1, "start_ns": SECOND, "interrupted_ns": 7 * SECOND, **facts}
+    runs = [SimpleNamespace(name="day-2", trials={1: 1})]
+    records = SimpleNamespace(generators=[], joined=joined, runs=runs, experiment={"trials": {"count": 2}})
+    rest: dict[str, Any] = {"reported_open_loop": True, "copied": True, "ended_arms": {}}
+    return faults_of(
+        complete.missing,
+        infos=[info],
+        in_turn=False,
+        arms=("a",),
+        planned={},
+        of_arm=lambda arm: np.ones(9),
+        records=records,
+        **rest,
+    )
+
+
 def lost(**changes: Any) -> list[str]:
     return lost_processes([{**ACCOUNT, "trial": 1, "rows": 600, **changes}], [{"trial": 1, "load_processes": 1}])
 
@@ -119,6 +138,10 @@ USERS: dict[str, Any] = {"splitter": {"count": 1000}, "passed": 990, "unplaced":
         (complete.missing_requests({"a": 1000, "b": 997}, {}, mirrored=True), "b has 997 of 1000"),
         (complete.missing_requests({"a": 1000, "b": 0}, {}), "b has no request"),
         (complete.missing_requests({}, {}, mirrored=True), "no arm"),
+        (stopped(duration_s=780.0), "trial 1 was interrupted after 6 of 780 s"),
+        (stopped(), "trial 1 was interrupted after 6 s"),
+        (stopped(joined=True), "trials stopped before their end: 1 (trial 1 of day-2)"),
+        (stopped(joined=True), "trials missing: 2"),
         (complete.missing_requests({"a": 900, "b": 900}, {"a": 1000, "b": 1000}, mirrored=True), "a has 900 of 1000"),
         (complete.missing_requests({"a": 500, "b": 400}, {"*": 1000}), "900 of 1000"),
         (complete.missing_requests({"a": 600, "b": 400}, {"*": 1000}), None),

@@ -243,6 +243,11 @@ def test_the_parity_gate_takes_answers_after_the_traffic_and_what_was_measured(r
     assert said in gate.reason
 
 
+def test_answers_that_never_came_are_not_counted_as_equal():
+    gate = parity_gate("arm", {}, [row(same=0, of=0, error="gone")], required=False)
+    assert (gate.verdict, gate.value) == ("INCONCLUSIVE", None)
+
+
 def test_no_number_fails_and_leaves_a_document_that_json_can_hold():
     reference = reference_of()
     arm = noisy(reference, seed=2)
@@ -315,6 +320,12 @@ def test_one_position_of_nonsense_fails():
     assert findings["worst prompt"].verdict == "PASS"
     assert (findings["worst position"].verdict, findings["worst position"].limit) == ("FAIL", POSITION_LIMIT)
     assert "request 2 (prompt of 12 tokens), token 4 of 8" in findings["worst position"].reason
+
+
+def test_a_control_that_errs_at_one_position_alone_hides_no_nonsense_there():
+    exact = measured(0.0)
+    control = replace(exact, error=np.where(np.arange(len(exact.error)) == 19, 1e-4, 0.0))
+    assert evenness_of(measured(0.02, nonsense=slice(19, 20)), control)["worst position"].verdict == "FAIL"
 
 
 def test_prompts_of_few_positions_are_judged_position_by_position():

@@ -63,6 +63,11 @@ def test_the_unit_is_the_text():
     assert once[1] < once[0] < once[2]
 
 
+@pytest.mark.parametrize("counts", [np.full(40, 8.0), np.arange(8.0, 48.0)])
+def test_texts_that_all_lose_the_same_set_no_interval(counts):
+    assert mean_interval(0.02 * counts, counts, np.random.default_rng(1)) == (pytest.approx(0.02), None, None)
+
+
 def test_an_equal_arm_loses_nothing_and_one_that_computes_no_number_loses_everything():
     reference = logits_of()
     assert judged(reference, reference).verdict == "PASS"

@@ -145,6 +145,17 @@ def test_an_answer_ends_with_its_finish_reason_where_nothing_follows(secure: boo
     assert call.end_ns == call.token_ns[-1]
 
 
+def test_an_answer_ends_no_sooner_than_its_last_token() -> None:
+    def script(request: Request) -> None:
+        request.send(STREAM_HEAD + chunked(part("one", "stop")))
+        time.sleep(0.02)
+        request.send(chunked(part(" two"), DONE) + END)
+
+    call = outcome(script)
+    assert (call.status, len(call.token_ns)) == ("OK", 2)
+    assert call.end_ns == call.token_ns[-1]
+
+
 @pytest.mark.parametrize(
     ("parts", "chunks", "tokens"),
     [
@@ -181,6 +192,8 @@ def test_counts_of_every_chunk_are_believed_where_they_can_be(parts: list[bytes]
         (answer(ONE, part(" two", "abort"), DONE), "ABORTED", "abort"),
         (answer(ONE, b"event: error\n" + event(LOST), DONE), "INTERNAL", "the worker went away"),
         (answer(ONE, b"event: error\ndata: gone away\n\n", DONE), "INTERNAL", "gone away"),
+        (answer(ONE, b"event: error\ndata: null\n\n", DONE), "INTERNAL", "error event"),
+        (answer(ONE, b"event: error\n" + event({"message": "full", "code": 429})), "RESOURCE_EXHAUSTED", "full"),
         (answer(ONE, event({"choices": [], "usage": {"completion_tokens": 859}})), "UNAVAILABLE", "finish_reason"),
         (answer(part("one", ""), part(" two", "")), "UNAVAILABLE", "finish_reason"),  # an empty one is none
         (answer(DONE), "INTERNAL", "neither text"),
