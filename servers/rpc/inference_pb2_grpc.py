@@ -33,9 +33,9 @@ class InferenceStub(object):
     record can be joined to what the server did on the server's own clock:
     tailgate-arm, tailgate-replica            which server answered
     tailgate-queue-ns                         waiting before the first prefill step
-    tailgate-prefill-ns, tailgate-decode-ns   time inside engine steps of each kind; an encode step counts as prefill
+    tailgate-prefill-ns, tailgate-decode-ns   time in steps that read the prompt (or text), and that decode the answer
     tailgate-compile-stall-ns                 time a compile held the device while this request waited
-    tailgate-batch-id, tailgate-batch-size    the request's first prefill step, or its encode step, and its real rows
+    tailgate-batch-id, tailgate-batch-size    the first step that reads the prompt (or text), and the requests in it
     tailgate-padded-batch, tailgate-padded-length   the shape that step ran at
     tailgate-prompt-tokens, tailgate-output-tokens
     tailgate-recv-ns, tailgate-end-ns         server receive and end, ns since the epoch
@@ -67,9 +67,9 @@ class InferenceServicer(object):
     record can be joined to what the server did on the server's own clock:
     tailgate-arm, tailgate-replica            which server answered
     tailgate-queue-ns                         waiting before the first prefill step
-    tailgate-prefill-ns, tailgate-decode-ns   time inside engine steps of each kind; an encode step counts as prefill
+    tailgate-prefill-ns, tailgate-decode-ns   time in steps that read the prompt (or text), and that decode the answer
     tailgate-compile-stall-ns                 time a compile held the device while this request waited
-    tailgate-batch-id, tailgate-batch-size    the request's first prefill step, or its encode step, and its real rows
+    tailgate-batch-id, tailgate-batch-size    the first step that reads the prompt (or text), and the requests in it
     tailgate-padded-batch, tailgate-padded-length   the shape that step ran at
     tailgate-prompt-tokens, tailgate-output-tokens
     tailgate-recv-ns, tailgate-end-ns         server receive and end, ns since the epoch
@@ -122,9 +122,9 @@ class Inference(object):
     record can be joined to what the server did on the server's own clock:
     tailgate-arm, tailgate-replica            which server answered
     tailgate-queue-ns                         waiting before the first prefill step
-    tailgate-prefill-ns, tailgate-decode-ns   time inside engine steps of each kind; an encode step counts as prefill
+    tailgate-prefill-ns, tailgate-decode-ns   time in steps that read the prompt (or text), and that decode the answer
     tailgate-compile-stall-ns                 time a compile held the device while this request waited
-    tailgate-batch-id, tailgate-batch-size    the request's first prefill step, or its encode step, and its real rows
+    tailgate-batch-id, tailgate-batch-size    the first step that reads the prompt (or text), and the requests in it
     tailgate-padded-batch, tailgate-padded-length   the shape that step ran at
     tailgate-prompt-tokens, tailgate-output-tokens
     tailgate-recv-ns, tailgate-end-ns         server receive and end, ns since the epoch
