@@ -70,7 +70,7 @@ _GLOSSARY: Final = {
     "backlog": "Requests that queued during a compile and were still late after it.",
     "spike": "A stretch in which requests took much longer than their lengths explain.",
     "padding": "Positions that an arm computes only to reach a compiled shape.",
-    "prefill": "Reading a prompt, which yields the first token. Its steps also yield a token for every running answer.",
+    "prefill": "Reading prompts, which yields their first tokens and, in the same step, one of every running answer.",
     "decode": "The steps that yield the tokens after the first, one per request and step.",
     "artifact": "Compiled code in a file, which a start loads (tailgate precompile).",
     "KV cache": "The stored keys and values of all tokens of the running requests.",

@@ -26,7 +26,9 @@ _MISSING_SHARE = 0.001
 )
 def damaged(seen: Evidence) -> Iterator[Check]:
     run, broken, repeated = seen.run, int(seen.run.requests.broken.sum()), seen.run.requests.dropped
-    faults = [*run.records.problems, *_unrecorded(run), *run.unplaced_requests]
+    # the check below explains a request that ended with the run, before its arm was known
+    unplaced = () if _interruptions(run) else run.unplaced_requests
+    faults = [*run.records.problems, *_unrecorded(run), *unplaced]
     if not run.records.experiment and is_recorded_whole(run):
         faults.append("experiment.toml is missing or empty, so what the arms must hold is unknown")
     faults += [f"{counted(broken, 'request')} with times that are missing or run backwards"] if broken else []
@@ -72,8 +74,7 @@ def is_recorded_whole(run: Run) -> bool:
 def missing(seen: Evidence) -> Iterator[Check]:
     run = seen.run
     trials, accounts = [info for info in run.infos if info], known_accounts(run.records.generators)
-    # It explains all that is missing of its run, and nothing of the runs that it is joined with.
-    if not (run.in_turn or run.records.joined) and (interrupted := list(_interruptions(trials))):
+    if interrupted := _interruptions(run):
         yield missing.found(interrupted, remedy="Run again, and let the run end by itself.")
         return
     faults = [*_missing_trials(run, trials), *lost_processes(accounts, trials)]
@@ -93,15 +94,18 @@ def missing(seen: Evidence) -> Iterator[Check]:
     yield missing.found(faults)
 
 
-def _interruptions(trials: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    for info in trials:
-        if (at_ns := number(info.get("interrupted_ns"))) is not None and not (
-            info.get("complete") or info.get("ended")
-        ):
+def _interruptions(run: Run) -> list[str]:
+    """Describe the trials that the user interrupted, which explains all that is missing of a run, but nothing of runs
+    that are joined with it."""
+    found: list[str] = []
+    for info in () if run.in_turn or run.records.joined else run.infos:
+        at_ns = number(info.get("interrupted_ns"))
+        if at_ns is not None and not (info.get("complete") or info.get("ended")):
             seconds = max(0.0, at_ns - (number(info.get("start_ns")) or at_ns)) / 1e9
             planned_s = number(info.get("duration_s"))
             of = "" if planned_s is None else f" of {planned_s:g}"
-            yield f"trial {info['trial']} was interrupted after {seconds:.0f}{of} s"
+            found.append(f"trial {info['trial']} was interrupted after {seconds:.0f}{of} s")
+    return found
 
 
 def _missing_trials(run: Run, trials: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -26,7 +26,7 @@ from tailgate.analysis.run.run import Run
 # Rules of one check follow each other. Of two with one rank, the first gives the reason of an open verdict.
 RULES: tuple[Rule, ...] = (
     overload,
-    *(missing, damaged),
+    *(damaged, missing),
     alive,
     schedules,
     sample_ratio,

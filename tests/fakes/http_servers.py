@@ -218,7 +218,7 @@ class CompilingServer:
 
 if __name__ == "__main__":
     port, log, *compiles = sys.argv[1:]
-    server = CompilingServer(Path(log), compiles_at=150 if compiles else -1, compile_s=float(*compiles or ["0"]))
+    server = CompilingServer(Path(log), compiles_at=60 if compiles else -1, compile_s=float(*compiles or ["0"]))
     with HttpPeer(server.script, port=int(port)) as peer:
         print(f"serving {peer.address}, log {log}", flush=True)
         with contextlib.suppress(KeyboardInterrupt):
