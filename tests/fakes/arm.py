@@ -389,6 +389,7 @@ def main() -> None:
         if freezes_at and arm.answered >= freezes_at:
             os.kill(os.getpid(), signal.SIGSTOP)
         if dies_at and arm.answered >= dies_at:
+            time.sleep(0.2)  # until its watchers have what this request published
             print("Fatal: the device fell off the bus", file=sys.stderr, flush=True)
             os._exit(9)
     arm.close()
