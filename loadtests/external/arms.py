@@ -29,8 +29,8 @@ class _Options(Settings):
     """What either protocol lets a request say of its prompt and its answer."""
 
     tokenizer: str = ""
-    """The model's folder or hub id. Texts then have exactly the planned number of tokens, the chat template included;
-    without it about as many."""
+    """The model's folder or hub id. Prompts then have exactly the planned number of tokens, to which a chat adds its
+    template; without it about as many."""
     length_fields: Annotated[tuple[LengthField, ...], Listed] = ()
     """Fields that stop the server from ending an answer early. Sent if `traffic.ignore_eos` is true."""
     extra: Mapping[str, Any] = {}

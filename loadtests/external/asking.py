@@ -50,8 +50,7 @@ def prompt_text(config: ExternalArm, traffic: PromptText | None) -> PromptText:
     """
     options = config.options
     if options.tokenizer:
-        chat = isinstance(options, OpenAiOptions) and options.endpoint == "chat"
-        return load_prompt_text(options.tokenizer, chat=chat, remedy=f"remove {config.kind}.tokenizer")
+        return load_prompt_text(options.tokenizer, remedy=f"remove {config.kind}.tokenizer")
     if traffic is not None:
         return traffic
     follows = tuple(f" {word}" for word in _COMMON_WORDS)

@@ -7,12 +7,9 @@ prompt then costs one lookup, and not a run of the tokenizer inside the load gen
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import datetime
-from functools import partial
 from pathlib import Path
 from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any, Literal
@@ -67,7 +64,7 @@ def token_ids(words: Words, vocab_size: int) -> list[int]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptText:
     """Text for one model, made of pieces of one token each: `first` begins a message, `follows` stand behind any other
-    piece. The tokenizer, or the chat template around a message, puts the ids `before` and `after` it."""
+    piece. The tokenizer puts the ids `before` and `after` it."""
 
     first: str
     first_id: int
@@ -102,11 +99,10 @@ class PromptText:
         return ids
 
 
-def load_prompt_text(model: str, *, chat: bool = False, remedy: str = 'use traffic.prompts = "ids"') -> PromptText:
+def load_prompt_text(model: str, *, remedy: str = 'use traffic.prompts = "ids"') -> PromptText:
     """Return the text of the model at path or hub id `model`; bytes for `random:` models. Raises ConfigError, with
-    `remedy` where no exact prompts can be made. With `chat` a prompt is the one message of a chat in the model's
-    template."""
-    if model.startswith("random:") and not chat:
+    `remedy` where no exact prompts can be made."""
+    if model.startswith("random:"):
         return _prompt_text(
             model,
             lambda text: [BOS_ID, *(byte + BYTE_OFFSET for byte in text.encode())],
@@ -118,7 +114,7 @@ def load_prompt_text(model: str, *, chat: bool = False, remedy: str = 'use traff
 
     if not Path(model).is_dir():
         check_hub(model, "tokenizer.json", what=f'no tokenizer can be loaded for "{model}"')
-    path = _file(model, "tokenizer.json")
+    path = _tokenizer_file(model)
     if path is None:
         raise ConfigError(
             f'"{model}" has no tokenizer.json to read: give the folder or id of a model with a fast tokenizer'
@@ -129,9 +125,6 @@ def load_prompt_text(model: str, *, chat: bool = False, remedy: str = 'use traff
         raise ConfigError(f'the tokenizer of "{model}" cannot be read ({named(error)})') from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    render = _template(model) if chat else None
-    if chat and render is None:
-        raise ConfigError(f'"{model}" has no chat template: {remedy}')
     size = tokenizer.get_vocab_size()
     candidates = [
         tokenizer.decode([index], skip_special_tokens=True).strip() for index in range(0, size, max(1, size // _TRIED))
@@ -141,7 +134,7 @@ def load_prompt_text(model: str, *, chat: bool = False, remedy: str = 'use traff
         return list(tokenizer.encode(text, add_special_tokens=False).ids)
 
     def full(text: str) -> list[int]:
-        return list(tokenizer.encode(text).ids) if render is None else bare(render(text))
+        return list(tokenizer.encode(text).ids)
 
     words = [word for word in dict.fromkeys(candidates) if word.isascii() and word.isalpha()]
     return _prompt_text(model, full, bare, words, remedy)
@@ -159,8 +152,7 @@ def _prompt_text(name: str, full: Encode, bare: Encode, words: Sequence[str], re
     first = around.pop()
     if around or first is None:
         raise ConfigError(
-            f'the tokenizer or the chat template of "{name}" changes the text that it is given, so that no exact '
-            f"length can be made: {remedy}"
+            f'the tokenizer of "{name}" changes the text that it gets, so that no exact length can be made: {remedy}'
         )
     return replace(text, before=first[0], after=first[1])
 
@@ -184,15 +176,15 @@ def _pieces(name: str, encode: Encode, words: Sequence[str], remedy: str) -> Pro
 # --- Files of a model -------------------------------------------------------------------------------------------------
 
 
-def _file(model: str, name: str) -> Path | None:
-    """Return where the file of the model at path or hub id `model` is; None where it has none that can be read."""
+def _tokenizer_file(model: str) -> Path | None:
+    """Return where the tokenizer of the model at path or hub id `model` is; None where it has none to read."""
     if Path(model).is_dir():
-        path = Path(model, name)
+        path = Path(model, "tokenizer.json")
         return path if path.is_file() else None
     from huggingface_hub import hf_hub_download
 
     with suppress(Exception):  # a wrong id, no network, a file that the repository lacks: each has its own type
-        return Path(hf_hub_download(model, name))
+        return Path(hf_hub_download(model, "tokenizer.json"))
     return None
 
 
@@ -214,54 +206,6 @@ def check_hub(model: str, name: str, *, what: str) -> None:
             f"({named(error)}): give a local folder, fill the cache and set HF_HUB_OFFLINE=1, set HF_ENDPOINT to "
             "a hub that can be reached, or try again"
         ) from None
-
-
-def _template(model: str) -> Callable[[str], str] | None:
-    """Return what puts the model's default chat template around one message, or None."""
-    path = _file(model, "tokenizer_config.json")
-    try:
-        config = {} if path is None else json.loads(path.read_text(encoding="utf-8"))
-        source = config.get("chat_template")
-    except (OSError, ValueError, AttributeError) as error:
-        raise ConfigError(f'"{path}" cannot be read: {named(error)}') from None
-    if isinstance(source, list):
-        by_name = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
-        source = by_name.get("default")
-    if (path := _file(model, "chat_template.jinja")) is not None:
-        source = path.read_text(encoding="utf-8")
-    if not isinstance(source, str):
-        return None
-    special = {
-        key: value.get("content", "") if isinstance(value, dict) else value
-        for key, value in config.items()
-        if key.endswith("_token") and isinstance(value, str | dict)
-    }
-    return partial(_rendered, model, source, special)
-
-
-def _rendered(model: str, source: str, special: Mapping[str, Any], content: str) -> str:
-    from jinja2 import TemplateError
-    from jinja2.ext import loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    def refuse(message: str) -> None:
-        raise TemplateError(message)
-
-    # What templates on the hub are written for: Hugging Face renders them in an environment set up like this.
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
-    environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    try:
-        return environment.from_string(source).render(
-            messages=[{"role": "user", "content": content}],
-            tools=None,
-            documents=None,
-            add_generation_prompt=True,
-            **special,
-        )
-    except TemplateError as error:
-        raise ConfigError(f'the chat template of "{model}" fails: {named(error)}') from None
 
 
 # --- Prompts of a schedule --------------------------------------------------------------------------------------------

@@ -8,10 +8,9 @@ time.
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from typing import Any, Final
 
@@ -21,7 +20,7 @@ from tailgate.analysis.records.asked_answers import PATTERN, GreedyAnswer
 from tailgate.analysis.records.documents import write_document
 from tailgate.loadtests.experiments.model import Experiment
 from tailgate.loadtests.external.answers import FailedError, ask, in_threads
-from tailgate.loadtests.external.arms import ExternalArm
+from tailgate.loadtests.external.arms import ExternalArm, OpenAiOptions
 from tailgate.loadtests.external.asking import Asking, prompt_text
 from tailgate.loadtests.traffic.prompts import load_prompt_text
 from tailgate.loadtests.traffic.schedule import PlannedRequest, Schedule, planned_requests
@@ -43,30 +42,42 @@ def ask_external_arms(trial: TrialContext, schedule: Schedule) -> None:
     plans = questions(trial.experiment, schedule, contexts=contexts)
     trial.status.phase = "asking for greedy answers"
     for arm in arms:
-        answers = _twice(trial, arm, requests_for(trial.experiment, arm, plans))
+        answers = _twice(trial, arm, plans)
         document = {"schema": 3, "trial": trial.number, "arm": arm.name, "answers": answers}
         write_document(trial.folder / PATTERN.replace("*", arm.name), document)
     trial.status.phase, trial.status.detail = "", ""
 
 
-def _twice(trial: TrialContext, arm: ExternalArm, askings: Sequence[Asking]) -> list[list[dict[str, Any]]]:
+def _twice(trial: TrialContext, arm: ExternalArm, plans: Sequence[PlannedRequest]) -> list[list[dict[str, Any]]]:
     """Return the arm's answers the first and the second time, each in the order of the questions."""
-    count, deadline = len(askings), time.monotonic() + MOST_S
+    traffic, model = trial.experiment.traffic, trial.experiment.counting_model
+    shared = None if traffic.prompts == "ids" else load_prompt_text(traffic.tokenizer or model)
+    text = prompt_text(arm, shared)
+    prompts = [text.prompt(plan) for plan in plans]
+    count, deadline = len(plans), time.monotonic() + MOST_S
+    in_template = isinstance(arm.options, OpenAiOptions) and arm.options.endpoint == "chat"
 
     def answer(place: int, turn: int) -> GreedyAnswer:
-        asking, replica = askings[place], (place + turn) % len(arm.address)
-        prompt = asking.prompt if isinstance(asking.prompt, str) else list(asking.prompt)
+        replica, tokens = (place + turn) % len(arm.address), plans[place].max_tokens
         given = partial(
             GreedyAnswer,
-            digest=hashlib.sha256(json.dumps(prompt).encode()).hexdigest()[:16],
-            asked=asking.max_tokens,
+            # The same text is another prompt in the template of a chat.
+            digest=hashlib.sha256(f"{in_template} {prompts[place]}".encode()).hexdigest()[:16],
+            asked=tokens,
             replica=arm.replica_names[replica],
         )
-        left_s = min(trial.experiment.traffic.timeout_s, deadline - time.monotonic())
+        left_s = min(traffic.timeout_s, deadline - time.monotonic())
         if left_s <= 0:
             return given(error=f"it was not asked: all answers had {MOST_S:g} s")
+        asking = Asking(
+            prompt=prompts[place],
+            max_tokens=tokens,
+            whole_length=traffic.ignore_eos,
+            seed=place + turn * count,
+            greedy=True,
+        )
         try:
-            found = ask(arm, arm.address[replica], replace(asking, seed=place + turn * count), timeout_s=left_s)
+            found = ask(arm, arm.address[replica], asking, timeout_s=left_s)
         except FailedError as error:
             return given(error=str(error))
         return given(text=found.text, pieces=found.pieces)
@@ -108,20 +119,3 @@ def questions(
         fits = plan.prompt_tokens + tokens <= context
         found.append(plan._replace(prompt_seed=seed, max_tokens=tokens if fits else min(tokens, plan.max_tokens)))
     return tuple(found)
-
-
-def requests_for(experiment: Experiment, arm: ExternalArm, plans: Sequence[PlannedRequest]) -> list[Asking]:
-    """Return the questions in the words of the arm; the seed is each round's."""
-    traffic = experiment.traffic
-    shared = None if traffic.prompts == "ids" else load_prompt_text(traffic.tokenizer or experiment.counting_model)
-    text = prompt_text(arm, shared)
-    return [
-        Asking(
-            prompt=text.prompt(plan),
-            max_tokens=plan.max_tokens,
-            whole_length=traffic.ignore_eos,
-            seed=0,
-            greedy=True,
-        )
-        for plan in plans
-    ]

@@ -1,4 +1,4 @@
-"""Prompts of exact length: text that the model's tokenizer counts as planned, its chat template included."""
+"""Prompts of exact length: text that the model's tokenizer counts as planned."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from tailgate.loadtests.external.arms import OpenAiArm, OpenAiOptions
 from tailgate.loadtests.external.asking import prompt_text
@@ -26,13 +26,9 @@ WORDS = (
     "time year people way day man thing woman life child world school state family student group country problem hand "
     "part place case week company system program question work government number night point home water room mother"
 )
-TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}<|start|>{{ message['role'] }}\n\n"
-    "{{ message['content'] | trim }}<|end|>{% endfor %}{% if add_generation_prompt %}<|start|>assistant\n\n{% endif %}"
-)
 
 
-def model_folder(folder: Path, *, template: str | None = TEMPLATE) -> Path:
+def model_folder(folder: Path) -> Path:
     """A folder with a small tokenizer as models bring it: byte-level BPE."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = Tokenizer(models.BPE())
@@ -40,11 +36,11 @@ def model_folder(folder: Path, *, template: str | None = TEMPLATE) -> Path:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=600,
-        special_tokens=["<unk>", "<s>", "<|start|>", "<|end|>"],
+        special_tokens=["<unk>", "<s>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator([WORDS, WORDS.title(), "user assistant system\n\n" * 3, f" {WORDS}"] * 20, trainer)
+    tokenizer.train_from_iterator([WORDS, WORDS.title(), f" {WORDS}"] * 20, trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", tokenizer.token_to_id("<s>"))]
     )
@@ -53,7 +49,6 @@ def model_folder(folder: Path, *, template: str | None = TEMPLATE) -> Path:
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": {"__type": "AddedToken", "content": "<s>", "special": True},
         "unk_token": "<unk>",
-        "chat_template": template,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return folder
@@ -87,39 +82,12 @@ def test_text_has_exactly_the_planned_tokens_for_the_servers_own_tokenizer(
     assert len(served(text)) == tokens
 
 
-@pytest.mark.parametrize("in_file", [False, True])
-def test_the_message_of_a_chat_is_counted_in_its_template_as_transformers_renders_it(
-    tmp_path: Path, in_file: bool
-) -> None:
-    from transformers import AutoTokenizer
-
-    folder = model_folder(tmp_path / "m", template="{{ nonsense" if in_file else TEMPLATE)
-    if in_file:  # it counts before the one in the settings
-        (folder / "chat_template.jinja").write_text(TEMPLATE)
-    reference = AutoTokenizer.from_pretrained(str(folder))
-    prompts = PromptSource(text=load_prompt_text(str(folder), chat=True))
-    for tokens in (30, 300):
-        talk = [{"role": "user", "content": prompts.plain(plan(tokens))}]
-        rendered = reference.apply_chat_template(talk, add_generation_prompt=True, tokenize=False)
-        assert prompts.ids(plan(tokens)) == reference(rendered, add_special_tokens=False)["input_ids"]
-        assert len(prompts.ids(plan(tokens))) == tokens
-
-
-@pytest.mark.parametrize(
-    ("template", "message"),
-    [
-        ("{{ messages[0]['content'] | upper }}", "changes the text that it is given"),
-        ("{{ messages[0]['content'] }}{{ messages[0]['content'][:9] }}", "changes the text that it is given"),
-        ("{% if true %}{{ raise_exception('no system role') }}{% endif %}", "no system role"),
-        ("{{ nonsense", "fails"),
-        (None, "has no chat template"),
-    ],
-)
-def test_a_template_that_cannot_be_exact_is_refused_in_one_line(
-    tmp_path: Path, template: str | None, message: str
-) -> None:
-    folder = str(model_folder(tmp_path / "m", template=template))
-    assert message in refusal(ConfigError, load_prompt_text, folder, chat=True)
+def test_a_tokenizer_that_changes_its_text_is_refused_in_one_line(tmp_path: Path) -> None:
+    path = model_folder(tmp_path / "m") / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.normalizer = normalizers.Replace(Regex(r"(\w+ ){3}"), "time ")
+    tokenizer.save(str(path))
+    assert "changes the text" in refusal(ConfigError, load_prompt_text, str(path.parent))
 
 
 def test_folders_without_a_usable_tokenizer_are_refused(tmp_path: Path) -> None:
@@ -128,13 +96,9 @@ def test_folders_without_a_usable_tokenizer_are_refused(tmp_path: Path) -> None:
     assert "cannot be read" in refusal(ConfigError, load_prompt_text, str(tmp_path))
 
 
-@pytest.mark.parametrize("endpoint", ["chat", "completions"])
-def test_an_external_tokenizer_that_cannot_count_is_refused_with_settings_of_the_arm(
-    tmp_path: Path, endpoint: Any
-) -> None:
+def test_an_external_tokenizer_that_cannot_count_is_refused_with_settings_of_the_arm(tmp_path: Path) -> None:
     Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
-    options = OpenAiOptions(endpoint=endpoint, tokenizer=str(tmp_path))
+    options = OpenAiOptions(tokenizer=str(tmp_path))
     config = OpenAiArm(name="x", kind="openai", address=("http://a",), model_name="m", openai=options)
     said = refusal(ConfigError, prompt_text, config, None)
     assert "fewer than 8 words" in said

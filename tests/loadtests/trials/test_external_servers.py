@@ -123,12 +123,17 @@ def test_every_arm_is_asked_the_same_twice_and_another_replica_the_second_time(t
     servers = [GreedyServer(Server()), GreedyServer(Server()), GreedyServer(Server(name="other"))]
     with ExitStack() as stack:
         addresses = [stack.enter_context(serving(server)) for server in servers]
-        ask(tmp_path, table(addresses[:2], addresses[2], parity={"prompts": 9, "tokens": 5}))
-    one, other = (document(tmp_path, name) for name in ("arm0", "arm1"))
-    twice, its = answers_in(one), answers_in(other)
+        content = table(addresses[:2], addresses[2], addresses[0], parity={"prompts": 9, "tokens": 5})
+        content["arms"][2]["openai"] = {"endpoint": "chat"}
+        ask(tmp_path, content)
+    twice, its, chat = (answers_in(document(tmp_path, f"arm{number}")) for number in range(3))
     assert twice is not None
     assert its is not None
+    assert chat is not None
     assert [item.digest for item in twice[0]] == [item.digest for item in its[0]]
+    assert not {item.digest for item in twice[0]} & {item.digest for item in chat[0]}, (
+        "its template makes others of them"
+    )
     assert [item.text for item in twice[0]] == [item.text for item in twice[1]]
     assert [item.pieces for item in twice[0]] == [item.asked for item in twice[0]]
     assert max(item.asked for item in twice[0]) == 5
