@@ -37,39 +37,27 @@ def command(
     """
     from tailgate.loadtests.experiments.files import check_makeable
     from tailgate.loadtests.experiments.reading import load
-    from tailgate.loadtests.trials.context import RunError
+    from tailgate.loadtests.trials.context import RunError, StopRequestedError
     from tailgate.loadtests.trials.environment import new_run_dir
-    from tailgate.loadtests.trials.parity_processes import ParityRun, check_measurable
+    from tailgate.loadtests.trials.parity_processes import check_measurable
     from tailgate.loadtests.trials.progress import displayed
-    from tailgate.loadtests.trials.status import Status
+    from tailgate.loadtests.trials.run import Orchestrator
 
     loaded = load(experiment, settings=settings or ())
     check_measurable(loaded)
     check_makeable(Path(out))
-    stopped: list[int] = []
-
-    def check() -> None:
-        if stopped:
-            raise KeyboardInterrupt
-
-    status = Status()
-    measuring = ParityRun(
-        loaded,
-        folder=new_run_dir(Path(out), f"{loaded.name}-parity"),
-        shared_cache=Path(out) / "compile-cache",
-        status=status,
-        check=check,
-    )
-    status.run_dir = measuring.folder
+    orchestrator = Orchestrator(loaded, out=Path(out))
+    status = orchestrator.status
+    status.run_dir = folder = new_run_dir(Path(out), f"{loaded.name}-parity")
     try:
-        with stopping(lambda: stopped.append(1), status.note), displayed(status, verbosity=verbose - quiet):
-            outcome = measuring.run()
+        with stopping(orchestrator.interrupt, status.note), displayed(status, verbosity=verbose - quiet):
+            outcome = orchestrator.measure_parity(folder)
             status.phase = "measured"
-    except (RunError, KeyboardInterrupt) as error:
+    except (RunError, StopRequestedError) as error:
         why = str(error) or "interrupted"
         complain(why, EXIT_BROKE)
-        return without_verdict(measuring.folder, {"error": why}, as_json=as_json)
-    return show_parity(outcome, measuring.folder, as_json=as_json)
+        return without_verdict(folder, {"error": why}, as_json=as_json)
+    return show_parity(outcome, folder, as_json=as_json)
 
 
 def show_parity(outcome: Mapping[str, Any], folder: Path, *, as_json: bool) -> int:

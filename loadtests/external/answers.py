@@ -11,7 +11,6 @@ import http.client
 import ssl
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
@@ -67,49 +66,50 @@ def in_threads(tasks: Sequence[Callable[[], T]], *, at_once: int, wait: Callable
     does not keep the process, as those of an executor would.
     """
     futures: list[Future[T]] = [Future() for _ in tasks]
-    left = deque(zip(futures, tasks, strict=True))
+    pending = set(futures)
+    turns = threading.Semaphore(at_once)
 
-    def work() -> None:
-        while left:
-            try:
-                future, task = left.popleft()
-            except IndexError:
-                return  # another thread took the last one
-            try:
-                future.set_result(task())
-            except Exception as error:
-                future.set_exception(error)
+    def work(future: Future[T], task: Callable[[], T]) -> None:
+        with turns:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(task())
+                except Exception as error:
+                    future.set_exception(error)
 
-    for _ in range(at_once):
-        threading.Thread(target=work, daemon=True).start()
+    for pair in zip(futures, tasks, strict=True):
+        threading.Thread(target=work, args=pair, daemon=True).start()
     try:
-        while wait_for(futures, _POLL_S).not_done:
-            wait(sum(future.done() for future in futures))
+        while pending:
+            wait(len(futures) - len(pending))
+            pending = wait_for(futures, _POLL_S).not_done
     finally:
-        left.clear()
+        for future in futures:
+            future.cancel()
     return [future.result() for future in futures]
 
 
 def ask(config: ExternalArm, address: str, asking: Asking, *, timeout_s: float) -> Answer:
     """Return the answer of the replica at `address`, within `timeout_s`. Raises FailedError."""
-    with _failures(config, address, timeout_s):
-        answer = _exchange(config, address, asking, timeout_s)
-        answer.text = without_token(answer.text, bearer_token(config))
+    exchange = _openai if config.kind == "openai" else _oip
+    with _failures(config, address, timeout_s) as token:
+        answer = exchange(config, address, asking, timeout_s)
+        answer.text = without_token(answer.text, token)
         return answer
 
 
 @contextmanager
-def _failures(config: ExternalArm, address: str, timeout_s: float) -> Iterator[None]:
-    """Raise whatever goes wrong inside as a FailedError of one line, without the arm's token."""
+def _failures(config: ExternalArm, address: str, timeout_s: float) -> Iterator[str]:
+    """Give the arm's token, and raise whatever goes wrong inside as a FailedError of one line without it."""
+    token = ""
     try:
         token = bearer_token(config)
-    except ConfigError as error:
-        raise FailedError(str(error)) from None
-    try:
-        yield
+        yield token
     except FailedError as error:
         error.args = (one_line(without_token(str(error), token)),)
         raise
+    except ConfigError as error:
+        raise FailedError(str(error)) from None
     except ssl.SSLError as error:
         host = parse_address(address, config.kind).host
         raise FailedError(explain(error, config.tls_server_name or host)) from None
@@ -119,12 +119,6 @@ def _failures(config: ExternalArm, address: str, timeout_s: float) -> Iterator[N
         text = f"{type(error).__name__}: {error}"
         transport = isinstance(error, OSError | http.client.HTTPException)
         raise FailedError(one_line(without_token(text, token)), not_yet=transport) from None
-
-
-def _exchange(config: ExternalArm, address: str, asking: Asking, timeout_s: float) -> Answer:
-    """Return the answer of the replica at `address`. Raises FailedError for what the server refuses or says wrongly,
-    TimeoutError, and what the transport raises."""
-    return (_openai if config.kind == "openai" else _oip)(config, address, asking, timeout_s)
 
 
 def _openai(config: ExternalArm, address: str, asking: Asking, timeout_s: float) -> Answer:
@@ -184,24 +178,21 @@ def _oip(config: ExternalArm, address: str, asking: Asking, timeout_s: float) ->
     assert isinstance(options, OipOptions)
     body = oip_wire.infer_request(options, config.model_name, asking, f"asked-{asking.seed}")
     parts: list[str] = []
-    with _oip_channel(config, address) as (channel, metadata):
-        stream = channel.stream_stream(oip_wire.METHOD)
-        for message in stream(iter([body]), timeout=timeout_s, metadata=metadata):
+    with _oip_channel(config, address) as channel:
+        for message in channel.stream_stream(oip_wire.METHOD)(iter([body]), timeout=timeout_s):
             piece = oip_wire.read_response(options, message)
             if piece.error:
-                raise FailedError(piece.error)
+                raise FailedError(piece.error, status="INTERNAL")
             parts += [piece.text] if piece.text else []
     return Answer(text="".join(parts), pieces=len(parts))
 
 
 @contextmanager
-def _oip_channel(config: ExternalArm, address: str) -> Iterator[tuple[grpc.Channel, list[tuple[str, str]]]]:
-    """Give a channel to the address and the metadata of every call. A call that fails raises FailedError."""
-    token = bearer_token(config)
-    metadata = [("authorization", f"Bearer {token}")] if token else []
-    with open_channel(parse_address(address, config.kind), config) as channel:
+def _oip_channel(config: ExternalArm, address: str) -> Iterator[grpc.Channel]:
+    """Give a channel to the address. A call that fails raises FailedError."""
+    with open_channel(address, config) as channel:
         try:
-            yield channel, metadata
+            yield channel
         except grpc.RpcError as error:
             raise FailedError(str(error.details()), status=error.code().name) from None
 
@@ -251,36 +242,34 @@ def wait_ready(
 
 def _probe(config: ExternalArm, address: str, timeout_s: float) -> Probe:
     """Return what the server answered. Raises FailedError, with a remedy where one is known."""
+    asking = Asking(prompt=_PROMPT, max_tokens=TOKENS, whole_length=True, seed=0)
+    context = None
     try:
-        with _failures(config, address, timeout_s):
-            return _probed(config, address, timeout_s)
+        if config.kind == "oip":
+            _check_oip_model(config, address)
+        found = ask(config, address, asking, timeout_s=timeout_s)
+        if config.kind == "openai":
+            context = _context(config, address)
     except FailedError as error:
         if remedy := _REMEDIES[config.kind].get(error.status):
             error.args = (f"{error}: {remedy}",)
         raise
-
-
-def _probed(config: ExternalArm, address: str, timeout_s: float) -> Probe:
-    if config.kind == "oip":
-        _check_oip_model(config, address)
-    asking = Asking(prompt=_PROMPT, max_tokens=TOKENS, whole_length=True, seed=0)
-    found = _exchange(config, address, asking, timeout_s)
     if not found.pieces and isinstance(config.options, OipOptions):
         raise FailedError(
             f'it was asked for {TOKENS} tokens and nothing came in tensor "{config.options.output_tensor}": '
             "does the model stream?"
         )
-    context = None
-    if config.kind == "openai":
-        path = f"{parse_address(address, 'openai').path}/models"
-        try:
-            with _requested(config, address, "GET", path, _MODELS_S) as reply:
-                context = openai_wire.context_of(reply.read(openai_wire.LARGEST_EVENT), config.model_name)
-        except TimeoutError:
-            raise FailedError(f"no answer to GET {path} within {_MODELS_S:g} s", not_yet=True) from None
-        except (OSError, http.client.HTTPException) as error:
-            raise FailedError(f"no answer to GET {path}: {type(error).__name__}: {error}", not_yet=True) from None
     return Probe(tokens=found.tokens, context=context)
+
+
+def _context(config: ExternalArm, address: str) -> int | None:
+    """Return the most tokens of a prompt and its answer, where the server's list of models has it."""
+    path = f"{parse_address(address, 'openai').path}/models"
+    try:
+        with _failures(config, address, _MODELS_S), _requested(config, address, "GET", path, _MODELS_S) as reply:
+            return openai_wire.context_of(reply.read(openai_wire.LARGEST_EVENT), config.model_name)
+    except FailedError as error:
+        raise FailedError(f"no answer to GET {path}: {error}", not_yet=error.not_yet) from None
 
 
 # By kind of arm and status of the failure.
@@ -307,21 +296,8 @@ _REMEDIES: dict[str, dict[str, str]] = {
 
 
 def _check_oip_model(config: ExternalArm, address: str) -> None:
-    """Check that the model is ready and has the tensors of the options."""
-    options, name = config.options, config.model_name
-    with _oip_channel(config, address) as (channel, metadata):
+    """Check that the model is ready, which Triton does not say in a stream."""
+    with _failures(config, address, _MODELS_S), _oip_channel(config, address) as channel:
         stub: Any = oip_pb2_grpc.GRPCInferenceServiceStub(channel)  # type: ignore[no-untyped-call]
-        call = {"timeout": 10.0, "metadata": metadata}
-        if not stub.ModelReady(oip_pb2.ModelReadyRequest(name=name), **call).ready:
-            raise FailedError(f'the server says that model "{name}" is not ready', not_yet=True)
-        try:
-            model = stub.ModelMetadata(oip_pb2.ModelMetadataRequest(name=name), **call)
-        except grpc.RpcError as error:
-            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                return
-            raise
-    for key in (name for name in type(options).model_fields if name.endswith("_tensor")):
-        what, tensors = ("output", model.outputs) if key == "output_tensor" else ("input", model.inputs)
-        name, names = getattr(options, key), [tensor.name for tensor in tensors]
-        if name and names and name not in names:
-            raise FailedError(f'the model has no {what} "{name}" but {", ".join(names)}: set oip.{key}')
+        if not stub.ModelReady(oip_pb2.ModelReadyRequest(name=config.model_name), timeout=_MODELS_S).ready:
+            raise FailedError(f'the server says that model "{config.model_name}" is not ready', not_yet=True)

@@ -2,38 +2,60 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import grpc
 
-from tailgate.loadtests.external.addresses import Address, parse_target
-from tailgate.loadtests.external.client_security import OPEN, SecurityConfig, client_context
+from tailgate.loadtests.external.addresses import parse_target
+from tailgate.loadtests.external.client_security import OPEN, SecurityConfig, bearer_token, client_context
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.rpc import telemetry_pb2, telemetry_pb2_grpc
 
 _ASKING_S = 5.0
+_OPTIONS = (
+    ("grpc.use_local_subchannel_pool", 1),
+    # A proxy from the environment must not stand between this process and an arm on loopback.
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.max_receive_message_length", 64 << 20),
+)
 
 
-def open_channel(address: Address, security: SecurityConfig) -> grpc.Channel:
-    """Return a channel of its own to `address`, past any HTTP proxy. Raises ConfigError for a bad file."""
-    options: list[tuple[str, int | str]] = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
-    if not address.tls:
-        return grpc.insecure_channel(address.target, options)
-    client_context(security)  # the same errors for the same files
-    if security.tls_server_name:
-        options.append(("grpc.ssl_target_name_override", security.tls_server_name))
-    files = (security.tls_ca, security.tls_key, security.tls_certificate)
-    pem = [Path(path).read_bytes() if path else None for path in files]
-    return grpc.secure_channel(address.target, grpc.ssl_channel_credentials(*pem), options)
+class _Bearer(  # type: ignore[misc]
+    grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor, grpc.StreamStreamClientInterceptor
+):
+    def __init__(self, token: str) -> None:
+        self._header = ("authorization", f"Bearer {token}")
+
+    def intercept_unary_unary(self, continuation: Callable[..., Any], details: Any, request: object) -> Any:
+        return continuation(details._replace(metadata=[*(details.metadata or ()), self._header]), request)
+
+    intercept_unary_stream = intercept_stream_stream = intercept_unary_unary
 
 
-def check_replica(arm: str, address: str, security: SecurityConfig = OPEN, *, tls: bool = False) -> bool:
+def open_channel(target: str, security: SecurityConfig = OPEN) -> grpc.Channel:
+    """Return a channel of its own to `target`; every call carries the token. Raises ConfigError for a bad file."""
+    address, options = parse_target(target), list[tuple[str, int | str]](_OPTIONS)
+    if address.tls:
+        client_context(security)  # the same errors for the same files
+        if security.tls_server_name:
+            options.append(("grpc.ssl_target_name_override", security.tls_server_name))
+        files = (security.tls_ca, security.tls_key, security.tls_certificate)
+        pem = [Path(path).read_bytes() if path else None for path in files]
+        channel = grpc.secure_channel(address.target, grpc.ssl_channel_credentials(*pem), options)
+    else:
+        channel = grpc.insecure_channel(address.target, options)
+    token = bearer_token(security)
+    return grpc.intercept_channel(channel, _Bearer(token)) if token else channel
+
+
+def check_replica(arm: str, address: str) -> bool:
     """Return whether the replica at `address` answers as `arm` or reports no name, and False while it is not there.
 
     Raises ConfigError where it answers as another arm, since clients would refuse each of its answers.
     """
-    with open_channel(replace(parse_target(address), tls=tls), security) as channel:
+    with open_channel(address) as channel:
         stub = telemetry_pb2_grpc.TelemetryStub(channel)  # type: ignore[no-untyped-call]
         try:
             answered = stub.Snapshot(telemetry_pb2.SnapshotRequest(), timeout=_ASKING_S).arm

@@ -1,10 +1,9 @@
-"""Replicas that run: their channels, whether they serve, and what they report of themselves."""
+"""Replicas that run: whether they serve, and what they report of themselves."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -14,28 +13,6 @@ from tailgate.loadtests.experiments.checks import same_kind_of_device
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.metadata import INFERENCE_SERVICE
 from tailgate.servers.rpc.telemetry_pb2 import SnapshotResponse
-
-CHANNEL_OPTIONS = (
-    # A proxy from the environment must not stand between this process and an arm on loopback.
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.max_receive_message_length", 64 << 20),
-)
-
-
-class _Bearer(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):  # type: ignore[misc]
-    def __init__(self, token: str) -> None:
-        self._header = ("authorization", f"Bearer {token}")
-
-    def intercept_unary_unary(self, continuation: Callable[..., Any], details: Any, request: object) -> Any:
-        return continuation(details._replace(metadata=[*(details.metadata or ()), self._header]), request)
-
-    intercept_unary_stream = intercept_unary_unary
-
-
-def arm_channel(target: str, *, token: str = "") -> grpc.Channel:
-    """Return a channel to an arm; every call carries `token` unless it is empty."""
-    channel = grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
-    return grpc.intercept_channel(channel, _Bearer(token)) if token else channel
 
 
 def is_serving(channel: grpc.Channel) -> bool:
@@ -93,9 +70,3 @@ def check_alike(snapshots: Mapping[str, SnapshotResponse], first: str) -> None:
                     f"{name} runs with {what} {value} but the control with {expected}: not comparable; "
                     "make them equal, or set compare_models = true at the top if that is the question"
                 )
-
-
-def configuration(snapshot: SnapshotResponse) -> dict[str, Any]:
-    """Return the tables of the arm's configuration, as its replica reports it."""
-    tables: dict[str, Any] = json.loads(snapshot.config_json)
-    return tables

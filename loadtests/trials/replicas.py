@@ -14,8 +14,8 @@ from pydantic import TypeAdapter
 
 from tailgate.analysis.records.documents import write_json
 from tailgate.loadtests.experiments.model import OwnArm
-from tailgate.loadtests.external.client_security import bearer_token
-from tailgate.loadtests.trials.channels import arm_channel, check_alike, final_account, is_serving, start_up
+from tailgate.loadtests.external.grpc_channel import open_channel
+from tailgate.loadtests.trials.channels import check_alike, final_account, is_serving, start_up
 from tailgate.loadtests.trials.context import RunError, StartError, TrialContext
 from tailgate.loadtests.trials.machines import MonitorProcess
 from tailgate.loadtests.trials.processes import child_environment, thread_variables
@@ -137,11 +137,9 @@ class Replicas:
         if listening.metrics_port:
             page = MetricsPage(address=f"127.0.0.1:{listening.metrics_port}", path="/metrics")
             self._trial.status.pages = {**self._trial.status.pages, replica.name: page}
-        # Arms check tokens from a variable, which they inherit; the load generator may read its own from a file.
         security = self._trial.experiment.security
-        token = bearer_token(security) if security.token_env else ""
-        replica.channel = arm_channel(replica.target, token=token)
-        self._collector.follow(arm=replica.arm.name, replica=replica.name, target=replica.target, token=token)
+        replica.channel = open_channel(replica.target, security)
+        self._collector.follow(replica.arm.name, replica.name, replica.target, security)
 
     def compare(self) -> None:
         """Write what each start cost to trial.json. Raises ConfigError where replicas report that they run different

@@ -119,7 +119,9 @@ class Orchestrator:
         ended = partial(RunOutcome, run_dir=run_dir, complete=False)
         try:
             if experiment.parity.full:
-                parity = self._measure_parity(run_dir)
+                parity = self.measure_parity(run_dir)
+                for arm in parity["arms"]:
+                    status.note(f"parity of {arm['name']}: {arm['verdict']}. {' '.join(arm['reasons'])}".rstrip())
                 if parity["verdict"] == "FAIL":
                     return ended(failed_parity=parity)
             if experiment.gates.sequential:
@@ -140,20 +142,18 @@ class Orchestrator:
                 self._judge.stop()
         return RunOutcome(run_dir=run_dir, complete=True)
 
-    def _measure_parity(self, run_dir: Path) -> dict[str, Any]:
+    def measure_parity(self, folder: Path) -> dict[str, Any]:
+        """Measure every arm alone, write the outcome to `parity.json` in `folder`, and return it."""
         from tailgate.loadtests.trials.parity_processes import PARITY_COMMAND, ParityRun
 
-        outcome = ParityRun(
+        return ParityRun(
             self.experiment,
-            folder=run_dir,
+            folder=folder,
             shared_cache=self._shared_cache,
             status=self.status,
             check=self._check,
             command=self._parity_command or PARITY_COMMAND,
         ).run()
-        for arm in outcome["arms"]:
-            self.status.note(f"parity of {arm['name']}: {arm['verdict']}. {' '.join(arm['reasons'])}".rstrip())
-        return outcome
 
     def _directory(self) -> Path:
         """Make and return the run directory, which states what is run, and where."""

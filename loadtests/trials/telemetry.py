@@ -17,7 +17,8 @@ from google.protobuf.message import Message
 from tailgate.analysis.judging.alarms import ServedCompile
 from tailgate.analysis.records.schemas import COMPILE_EVENTS, MACHINES, STEPS
 from tailgate.analysis.records.tables import RecordWriter
-from tailgate.loadtests.trials.channels import arm_channel
+from tailgate.loadtests.external.client_security import OPEN, SecurityConfig
+from tailgate.loadtests.external.grpc_channel import open_channel
 from tailgate.loadtests.trials.status import ReplicaState, Status
 from tailgate.servers.complaint import named, write_failure
 from tailgate.servers.rpc import telemetry_pb2, telemetry_pb2_grpc
@@ -70,10 +71,10 @@ class Collector:
         self._threads = [threading.Thread(target=self._flush_until_stopped, name="collector", daemon=True)]
         self._threads[0].start()
 
-    def follow(self, *, arm: str, replica: str, target: str, token: str = "") -> None:
+    def follow(self, arm: str, replica: str, target: str, security: SecurityConfig = OPEN) -> None:
         """Record the telemetry of `replica` at host:port `target`, from its beginning."""
         state = self._status.replicas.setdefault(replica, ReplicaState())
-        follower = _Follower(arm=arm, replica=replica, channel=arm_channel(target, token=token), state=state)
+        follower = _Follower(arm=arm, replica=replica, channel=open_channel(target, security), state=state)
         self._followers[replica] = follower
         thread = threading.Thread(target=self._follow, args=(follower,), name=f"watch-{replica}", daemon=True)
         self._threads.append(thread)

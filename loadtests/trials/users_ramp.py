@@ -5,6 +5,7 @@ A controller that is killed leaves the splitter with its weights. The next ramp 
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,10 +17,9 @@ from tailgate.analysis.judging.ramp import Standing, lacks
 from tailgate.analysis.settings.ramp_limits import RampLimits
 from tailgate.loadtests.experiments.files import check_makeable
 from tailgate.loadtests.experiments.model import Experiment
-from tailgate.loadtests.external.client_security import bearer_token
 from tailgate.loadtests.provider.answers import GOALS, Evidence
 from tailgate.loadtests.provider.server import ProviderServer
-from tailgate.loadtests.trials.channels import check_alike, configuration, final_account, start_up
+from tailgate.loadtests.trials.channels import check_alike, final_account, start_up
 from tailgate.loadtests.trials.context import RunError, TrialContext
 from tailgate.loadtests.trials.ramp import Candidate, RampControl
 from tailgate.loadtests.trials.run import Orchestrator
@@ -220,10 +220,9 @@ class UsersTrial:
         context, facts = self.context, self.context.facts
         context.status.load = Load()
         context.status.phase = "meeting the arms"
-        token = bearer_token(context.experiment.security)
         for replica, target in self._targets.items():
             context.status.replicas[replica] = ReplicaState(stage="starting")
-            self.collector.follow(arm=self._arms[replica], replica=replica, target=target, token=token)
+            self.collector.follow(self._arms[replica], replica, target, context.experiment.security)
         for replica, target in self._targets.items():
             snapshot = self.collector.snapshot(replica, timeout_s=_SNAPSHOT_S)
             if snapshot is None:
@@ -236,7 +235,7 @@ class UsersTrial:
             row["replicas"] = names = list(self._observer.arms.get(row["name"], {}).values())
             if names:
                 facts.startup[row["name"]] = start_up([self._first[name] for name in names])
-                row["config"] = configuration(self._first[names[0]])
+                row["config"] = json.loads(self._first[names[0]].config_json)
         if not context.experiment.compare_models:
             check_alike(self._first, f"{facts.control}-0")
 

@@ -2,7 +2,8 @@
 
 It needs a process of its own (`served`): its stubs register the same protobuf names as tailgate's.
 Models: `text` takes and streams words as Triton's vLLM backend does, `ensemble` takes them as TensorRT-LLM's, `broken`
-fails inside its stream, `loading` is not ready, and to ask whether `raises` is ready fails, as a backend may.
+fails inside its stream, `loading` is not ready, and to ask whether `raises` is ready fails, as a backend may. Triton
+answers a request with other tensors inside the stream.
 """
 
 from __future__ import annotations
@@ -29,26 +30,18 @@ def main() -> None:
     from tritonclient.grpc import service_pb2, service_pb2_grpc
 
     class Server(service_pb2_grpc.GRPCInferenceServiceServicer):
-        def ServerReady(self, request: Any, context: Any) -> Any:  # noqa: N802
-            return service_pb2.ServerReadyResponse(ready=True)
-
         def ModelReady(self, request: Any, context: Any) -> Any:  # noqa: N802
             if request.name == "raises":
                 raise LookupError("Model raises not found")
-            return service_pb2.ModelReadyResponse(ready=request.name != "loading")
-
-        def ModelMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802
-            if request.name not in ("text", "ensemble", "broken"):
+            if request.name == "missing":
                 context.abort(grpc.StatusCode.NOT_FOUND, f"Request for unknown model: '{request.name}' is not found")
-            answer = service_pb2.ModelMetadataResponse(name=request.name, platform="test")
-            length = "max_tokens" if request.name == "ensemble" else "sampling_parameters"
-            for name in ("text_input", "stream", length):
-                answer.inputs.add(name=name, datatype="BYTES", shape=[-1])
-            answer.outputs.add(name="text_output", datatype="BYTES", shape=[-1])
-            return answer
+            return service_pb2.ModelReadyResponse(ready=request.name != "loading")
 
         def ModelStreamInfer(self, requests: Any, context: Any) -> Any:  # noqa: N802
             for request in requests:
+                if unexpected := self._unexpected(request):
+                    yield service_pb2.ModelStreamInferResponse(error_message=unexpected)
+                    return
                 for number, response in enumerate(self._answers(request)):
                     if request.model_name == "broken" and number == 1:
                         yield service_pb2.ModelStreamInferResponse(error_message="CUDA error: out of memory")
@@ -59,6 +52,14 @@ def main() -> None:
                 last = service_pb2.ModelInferResponse(model_name=request.model_name, id=request.id)
                 last.parameters["triton_final_response"].bool_param = True
                 yield service_pb2.ModelStreamInferResponse(infer_response=last)
+
+        def _unexpected(self, request: Any) -> str:
+            length = "max_tokens" if request.model_name == "ensemble" else "sampling_parameters"
+            for what, known in (("input", ("text_input", "stream", length)), ("output", ("text_output",))):
+                for tensor in getattr(request, f"{what}s"):
+                    if tensor.name not in known:
+                        return f"unexpected inference {what} '{tensor.name}' for model '{request.model_name}'"
+            return ""
 
         def _answers(self, request: Any) -> Iterator[Any]:
             inputs = {tensor.name: tensor for tensor in request.inputs}

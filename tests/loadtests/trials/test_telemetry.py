@@ -53,7 +53,7 @@ def followed(collector: Collector, telemetry: telemetry_pb2_grpc.TelemetryServic
     telemetry_pb2_grpc.add_TelemetryServicer_to_server(telemetry, server)  # type: ignore[no-untyped-call]
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    collector.follow(arm="naive", replica="naive-0", target=f"127.0.0.1:{port}")
+    collector.follow("naive", "naive-0", f"127.0.0.1:{port}")
     yield
     server.stop(0).wait()
 
