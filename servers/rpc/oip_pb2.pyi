@@ -6,26 +6,6 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class ServerLiveRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class ServerLiveResponse(_message.Message):
-    __slots__ = ("live",)
-    LIVE_FIELD_NUMBER: _ClassVar[int]
-    live: bool
-    def __init__(self, live: bool = ...) -> None: ...
-
-class ServerReadyRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class ServerReadyResponse(_message.Message):
-    __slots__ = ("ready",)
-    READY_FIELD_NUMBER: _ClassVar[int]
-    ready: bool
-    def __init__(self, ready: bool = ...) -> None: ...
-
 class ModelReadyRequest(_message.Message):
     __slots__ = ("name", "version")
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -39,37 +19,6 @@ class ModelReadyResponse(_message.Message):
     READY_FIELD_NUMBER: _ClassVar[int]
     ready: bool
     def __init__(self, ready: bool = ...) -> None: ...
-
-class ModelMetadataRequest(_message.Message):
-    __slots__ = ("name", "version")
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    name: str
-    version: str
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
-
-class ModelMetadataResponse(_message.Message):
-    __slots__ = ("name", "versions", "platform", "inputs", "outputs")
-    class TensorMetadata(_message.Message):
-        __slots__ = ("name", "datatype", "shape")
-        NAME_FIELD_NUMBER: _ClassVar[int]
-        DATATYPE_FIELD_NUMBER: _ClassVar[int]
-        SHAPE_FIELD_NUMBER: _ClassVar[int]
-        name: str
-        datatype: str
-        shape: _containers.RepeatedScalarFieldContainer[int]
-        def __init__(self, name: _Optional[str] = ..., datatype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    VERSIONS_FIELD_NUMBER: _ClassVar[int]
-    PLATFORM_FIELD_NUMBER: _ClassVar[int]
-    INPUTS_FIELD_NUMBER: _ClassVar[int]
-    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
-    name: str
-    versions: _containers.RepeatedScalarFieldContainer[str]
-    platform: str
-    inputs: _containers.RepeatedCompositeFieldContainer[ModelMetadataResponse.TensorMetadata]
-    outputs: _containers.RepeatedCompositeFieldContainer[ModelMetadataResponse.TensorMetadata]
-    def __init__(self, name: _Optional[str] = ..., versions: _Optional[_Iterable[str]] = ..., platform: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[ModelMetadataResponse.TensorMetadata, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[ModelMetadataResponse.TensorMetadata, _Mapping]]] = ...) -> None: ...
 
 class InferParameter(_message.Message):
     __slots__ = ("bool_param", "int64_param", "string_param", "double_param", "uint64_param")

@@ -34,30 +34,10 @@ class GRPCInferenceServiceStub(object):
         Args:
             channel: A grpc.Channel.
         """
-        self.ServerLive = channel.unary_unary(
-                '/inference.GRPCInferenceService/ServerLive',
-                request_serializer=inference_dot_oip__pb2.ServerLiveRequest.SerializeToString,
-                response_deserializer=inference_dot_oip__pb2.ServerLiveResponse.FromString,
-                _registered_method=True)
-        self.ServerReady = channel.unary_unary(
-                '/inference.GRPCInferenceService/ServerReady',
-                request_serializer=inference_dot_oip__pb2.ServerReadyRequest.SerializeToString,
-                response_deserializer=inference_dot_oip__pb2.ServerReadyResponse.FromString,
-                _registered_method=True)
         self.ModelReady = channel.unary_unary(
                 '/inference.GRPCInferenceService/ModelReady',
                 request_serializer=inference_dot_oip__pb2.ModelReadyRequest.SerializeToString,
                 response_deserializer=inference_dot_oip__pb2.ModelReadyResponse.FromString,
-                _registered_method=True)
-        self.ModelMetadata = channel.unary_unary(
-                '/inference.GRPCInferenceService/ModelMetadata',
-                request_serializer=inference_dot_oip__pb2.ModelMetadataRequest.SerializeToString,
-                response_deserializer=inference_dot_oip__pb2.ModelMetadataResponse.FromString,
-                _registered_method=True)
-        self.ModelInfer = channel.unary_unary(
-                '/inference.GRPCInferenceService/ModelInfer',
-                request_serializer=inference_dot_oip__pb2.ModelInferRequest.SerializeToString,
-                response_deserializer=inference_dot_oip__pb2.ModelInferResponse.FromString,
                 _registered_method=True)
         self.ModelStreamInfer = channel.stream_stream(
                 '/inference.GRPCInferenceService/ModelStreamInfer',
@@ -69,31 +49,7 @@ class GRPCInferenceServiceStub(object):
 class GRPCInferenceServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
-    def ServerLive(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ServerReady(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def ModelReady(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ModelMetadata(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ModelInfer(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -109,30 +65,10 @@ class GRPCInferenceServiceServicer(object):
 
 def add_GRPCInferenceServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'ServerLive': grpc.unary_unary_rpc_method_handler(
-                    servicer.ServerLive,
-                    request_deserializer=inference_dot_oip__pb2.ServerLiveRequest.FromString,
-                    response_serializer=inference_dot_oip__pb2.ServerLiveResponse.SerializeToString,
-            ),
-            'ServerReady': grpc.unary_unary_rpc_method_handler(
-                    servicer.ServerReady,
-                    request_deserializer=inference_dot_oip__pb2.ServerReadyRequest.FromString,
-                    response_serializer=inference_dot_oip__pb2.ServerReadyResponse.SerializeToString,
-            ),
             'ModelReady': grpc.unary_unary_rpc_method_handler(
                     servicer.ModelReady,
                     request_deserializer=inference_dot_oip__pb2.ModelReadyRequest.FromString,
                     response_serializer=inference_dot_oip__pb2.ModelReadyResponse.SerializeToString,
-            ),
-            'ModelMetadata': grpc.unary_unary_rpc_method_handler(
-                    servicer.ModelMetadata,
-                    request_deserializer=inference_dot_oip__pb2.ModelMetadataRequest.FromString,
-                    response_serializer=inference_dot_oip__pb2.ModelMetadataResponse.SerializeToString,
-            ),
-            'ModelInfer': grpc.unary_unary_rpc_method_handler(
-                    servicer.ModelInfer,
-                    request_deserializer=inference_dot_oip__pb2.ModelInferRequest.FromString,
-                    response_serializer=inference_dot_oip__pb2.ModelInferResponse.SerializeToString,
             ),
             'ModelStreamInfer': grpc.stream_stream_rpc_method_handler(
                     servicer.ModelStreamInfer,
@@ -151,60 +87,6 @@ class GRPCInferenceService(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
-    def ServerLive(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/inference.GRPCInferenceService/ServerLive',
-            inference_dot_oip__pb2.ServerLiveRequest.SerializeToString,
-            inference_dot_oip__pb2.ServerLiveResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ServerReady(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/inference.GRPCInferenceService/ServerReady',
-            inference_dot_oip__pb2.ServerReadyRequest.SerializeToString,
-            inference_dot_oip__pb2.ServerReadyResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
     def ModelReady(request,
             target,
             options=(),
@@ -221,60 +103,6 @@ class GRPCInferenceService(object):
             '/inference.GRPCInferenceService/ModelReady',
             inference_dot_oip__pb2.ModelReadyRequest.SerializeToString,
             inference_dot_oip__pb2.ModelReadyResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ModelMetadata(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/inference.GRPCInferenceService/ModelMetadata',
-            inference_dot_oip__pb2.ModelMetadataRequest.SerializeToString,
-            inference_dot_oip__pb2.ModelMetadataResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ModelInfer(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/inference.GRPCInferenceService/ModelInfer',
-            inference_dot_oip__pb2.ModelInferRequest.SerializeToString,
-            inference_dot_oip__pb2.ModelInferResponse.FromString,
             options,
             channel_credentials,
             insecure,
