@@ -96,6 +96,7 @@ _REMEDIES = {
     "finite_number": "give a finite number",
     "bool_type": "give true or false",
     "string_type": "give a text in quotes",
+    "invalid-json-value": "give text, numbers, true, lists or tables",
     **dict.fromkeys(("int_type", "int_from_float"), "give a whole number"),
     **dict.fromkeys(("float_type", "float_parsing"), "give a number"),
     **dict.fromkeys(("tuple_type", "list_type"), "give a list"),

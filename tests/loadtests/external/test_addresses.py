@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import date
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +101,8 @@ def oip(**options: Any) -> dict[str, Any]:
         ),
         ({"openai": {"length_fields": ["max"]}}, 'arms.vllm.openai.length_fields[0] is "max": use "ignore_eos" or'),
         ({"openai": {"extra": {"stream": False}}}, "arms.vllm.openai.extra.stream is what tailgate itself must set"),
-        ({"openai": {"extra": {"stop": {1, 2}}}}, "arms.vllm.openai.extra cannot be sent"),
+        ({"openai": {"extra": {"stop": date(2026, 1, 1)}}}, "arms.vllm.openai.extra.stop is"),
+        ({"openai": {"extra": {"stop": nan}}}, "extra.stop is NaN: give a finite number"),
         (oip(prompt_tensor=""), '.oip.prompt_tensor is "": string'),
         (oip(parameters_tensor=""), "length of an answer cannot be asked for"),
         (oip(parameters_tensor="", max_tokens_tensor="n", length_fields=["min_tokens"]), "travel in"),
