@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from typing import Any
 
 from tailgate.loadtests.clients.frames import literal
+from tailgate.loadtests.clients.grpc_call import GrpcCall
 from tailgate.loadtests.clients.inference import InferenceClient
 from tailgate.loadtests.clients.openai import OpenAiClient
-from tailgate.loadtests.traffic.prompts import PromptSource
+from tailgate.loadtests.external.arms import ExternalArm, OipOptions, OpenAiOptions
+from tailgate.loadtests.external.asking import Asking, prompt_text
+from tailgate.loadtests.external.oip_wire import METHOD, infer_request, read_response
+from tailgate.loadtests.external.openai_wire import request_body
+from tailgate.loadtests.traffic.prompts import PromptSource, PromptText
 from tailgate.loadtests.traffic.schedule import PlannedRequest
 from tailgate.servers.clock import now_ns
 from tailgate.servers.config import Task
@@ -85,3 +91,47 @@ def own_encoder(source: PromptSource, *, ignore_eos: bool, task: Task) -> Encode
         return GenerateRequest(request_id=request_id).SerializeToString() + body, headers
 
     return encode
+
+
+def external_route(config: ExternalArm, *, traffic: PromptText | None, ignore_eos: bool) -> Route:
+    """Return the way to an external arm, with an endpoint for each of its addresses.
+
+    `traffic` makes the prompts of managed arms, if they are text. Raises ConfigError for what cannot work.
+    """
+    text, options, model = prompt_text(config, traffic), config.options, config.model_name
+
+    def encode(plan: PlannedRequest, request_id: str, arm: str | None) -> tuple[bytes, bytes]:
+        asking = Asking(
+            prompt=text.prompt(plan),
+            max_tokens=plan.max_tokens,
+            whole_length=ignore_eos,
+            seed=plan.prompt_seed,
+        )
+        if isinstance(options, OpenAiOptions):
+            return request_body(options, model, asking), f"X-Request-Id: {request_id}\r\n".encode("ascii")
+        return infer_request(options, model, asking, request_id), b""
+
+    addresses = zip(config.address, config.replica_names, strict=True)
+    return Route(encode, [Endpoint(external_client(config, address), replica) for address, replica in addresses])
+
+
+def external_client(config: ExternalArm, address: str) -> Client:
+    """Return a client for one replica of an external arm. Its requests are JSON or serialised ModelInferRequests."""
+    if isinstance(config.options, OpenAiOptions):
+        return OpenAiClient(config, address)
+    return InferenceClient(address, path=METHOD, security=config, call=partial(OipCall, options=config.options))
+
+
+class OipCall(GrpcCall):
+    """One inference. Each piece of text has the time at which it came."""
+
+    def __init__(self, *, options: OipOptions, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._options = options
+
+    def on_message(self, message: bytes, at_ns: int) -> None:
+        piece = read_response(self._options, message)
+        if piece.error:
+            self.cancel("INTERNAL", piece.error)
+        elif piece.text:
+            self.add_tokens(1, at_ns)

@@ -16,10 +16,9 @@ import gevent
 from gevent.event import Event
 
 from tailgate.loadtests.clients.call import Call
-from tailgate.loadtests.clients.external_arms import external_route
 from tailgate.loadtests.clients.grpc_call import EMBED_PATH, GENERATE_PATH, EmbedCall, GrpcCall
 from tailgate.loadtests.clients.inference import InferenceClient
-from tailgate.loadtests.clients.route import Endpoint, Route, own_encoder
+from tailgate.loadtests.clients.route import Endpoint, Route, external_route, own_encoder
 from tailgate.loadtests.generator.histogram import Histogram
 from tailgate.loadtests.generator.load_log import LoadLog
 from tailgate.loadtests.generator.outcome import record_of
@@ -49,7 +48,7 @@ def _routes(config: TrialConfig) -> dict[str, Route]:
     encode = own_encoder(source, ignore_eos=config.ignore_eos, task=config.task)
     routes = {arm: Route(encode, list(map(endpoint, target.split(",")))) for arm, target in config.targets.items()}
     for arm, external in config.external.items():
-        routes[arm] = external_route(arm, external, traffic=source.text, ignore_eos=config.ignore_eos)
+        routes[arm] = external_route(external, traffic=source.text, ignore_eos=config.ignore_eos)
     return routes
 
 

@@ -21,12 +21,12 @@ from hpack import Encoder
 
 from tailgate.loadtests.clients.call import Call
 from tailgate.loadtests.clients.connection import Connection
-from tailgate.loadtests.clients.external_arms import OipCall
 from tailgate.loadtests.clients.frames import ProtocolError
 from tailgate.loadtests.clients.grpc_call import EmbedCall, GrpcCall
 from tailgate.loadtests.clients.headers import HeaderDecoder, HeaderError
 from tailgate.loadtests.clients.inference import InferenceClient
 from tailgate.loadtests.clients.openai import OpenAiCall, exchange
+from tailgate.loadtests.clients.route import OipCall
 from tailgate.loadtests.external.arms import OipOptions
 from tailgate.loadtests.generator.outcome import record_of
 from tailgate.loadtests.generator.record import request_batch

@@ -12,9 +12,8 @@ from unittest.mock import Mock
 import pytest
 
 from tailgate.loadtests.clients.call import Call
-from tailgate.loadtests.clients.external_arms import external_client, external_route
 from tailgate.loadtests.clients.grpc_call import EmbedCall
-from tailgate.loadtests.clients.route import Endpoint, Route
+from tailgate.loadtests.clients.route import Endpoint, Route, external_client, external_route
 from tailgate.loadtests.external.arms import ExternalArm, OipArm, OipOptions, OpenAiArm, OpenAiOptions
 from tailgate.loadtests.external.asking import Asking
 from tailgate.loadtests.external.oip_wire import infer_request, read_response
@@ -151,7 +150,7 @@ def plan(**change: Any) -> PlannedRequest:
 
 
 def body(external: ExternalArm, plan: PlannedRequest, *, whole: bool = True) -> tuple[Any, bytes]:
-    route = external_route("x", external, traffic=None, ignore_eos=whole)
+    route = external_route(external, traffic=None, ignore_eos=whole)
     return route.encode(plan, "1-7-x", "x")
 
 
@@ -178,7 +177,7 @@ def test_replica_with_the_fewest_requests_is_next_and_equals_take_turns() -> Non
 
 def test_own_and_external_arms_are_recorded_alike() -> None:
     with serve(Behaviour(arm="eager")) as eager, HttpPeer(scripted([GOOD])) as peer:
-        external = {"vllm": config("openai", peer.address)}
+        external = {"vllm": config("openai", peer.address, name="vllm")}
         run = Run(
             schedule(list(range(0, 200, 10))),
             **{"arms": ("eager", "vllm"), "targets": {"eager": eager.target}, "external": external},
