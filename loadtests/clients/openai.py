@@ -32,7 +32,6 @@ from tailgate.servers.clock import now_ns
 from tailgate.servers.metadata import trailing_key
 
 _CONNECT_S: Final = 10.0
-_RETRY_NS: Final = 100_000_000
 _READ_BYTES: Final = 65_536
 _DRAIN_S: Final = 1.0  # for what follows the end mark, so that the connection can be used again
 
@@ -44,8 +43,7 @@ class OpenAiClient:
     """Requests to one server over kept-alive HTTP/1.1 connections. Not thread-safe: use it from one gevent hub.
 
     A request has a connection to itself; afterwards the connection waits for the next. A connection that the server
-    closed meanwhile costs one more attempt, and only while nothing of an answer has come. After a failed connect,
-    requests fail at once with UNAVAILABLE for a tenth of a second.
+    closed meanwhile costs one more attempt, and only while nothing of an answer has come.
     """
 
     def __init__(self, config: ExternalArm, address: str) -> None:
@@ -68,8 +66,6 @@ class OpenAiClient:
             self._tls = client_context(config, protocols=("http/1.1",), kind=gevent.ssl.SSLContext)
         self._tls_name = config.tls_server_name or self.address.host
         self._idle: list[Any] = []
-        self._refused_until_ns = 0
-        self._refusal = ""
 
     def start(
         self,
@@ -121,17 +117,13 @@ class OpenAiClient:
 
     def _connect(self) -> Any:
         """Return a new connection. Raises OSError with the reason why there is none."""
-        if now_ns() < self._refused_until_ns:
-            raise OSError(self._refusal)
         try:
             sock = connected(self.address, _CONNECT_S)
             if self._tls is not None:
                 sock = self._tls.wrap_socket(sock, server_hostname=self._tls_name)
         except OSError as problem:
             why = explain(problem, self._tls_name) if isinstance(problem, ssl.SSLError) else problem
-            self._refusal = f"cannot connect to {self.address.target}: {why}"
-            self._refused_until_ns = now_ns() + _RETRY_NS
-            raise OSError(self._refusal) from None
+            raise OSError(f"cannot connect to {self.address.target}: {why}") from None
         sock.settimeout(None)  # deadlines are the calls'
         return sock
 
