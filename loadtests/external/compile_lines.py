@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
@@ -105,21 +104,18 @@ class LineClock:
 def _time_of(head: str, arrived_ns: int) -> tuple[int, int] | None:
     """Return (ns, what it is rounded down to) of the first time in the text, as if of UTC; None where there is none."""
     if match := _WHOLE.search(head):
-        texts, fraction = [match[1] + (match[3] or "Z")], match[2]
+        text, digits = match[1] + (match[3] or "Z"), match[2] or ""
     elif match := _YEARLESS.search(head):
-        this = datetime.fromtimestamp(arrived_ns // _SECOND, tz=UTC).year
-        texts, fraction = [f"{year}-{match[1]}-{match[2]} {match[3]}Z" for year in (this - 1, this, this + 1)], match[4]
+        # The year in which it arrives; a clock that a new year sets back is learnt anew.
+        year = datetime.fromtimestamp(arrived_ns // _SECOND, tz=UTC).year
+        text, digits = f"{year}-{match[1]}-{match[2]} {match[3]}Z", match[4] or ""
     else:
         return None
-    moments = []
-    for text in texts:
-        with suppress(ValueError):  # no such day in that year
-            moments.append(int(datetime.fromisoformat(text).timestamp()) * _SECOND)
-    if not moments:
+    try:
+        at_ns = int(datetime.fromisoformat(text).timestamp()) * _SECOND
+    except ValueError:  # there is no such day
         return None
-    digits = fraction or ""
-    nearest = min(moments, key=lambda at_ns: abs(at_ns - arrived_ns))
-    return nearest + int(digits.ljust(9, "0")), 10 ** (9 - len(digits))
+    return at_ns + int(digits.ljust(9, "0")), 10 ** (9 - len(digits))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
