@@ -17,7 +17,6 @@ from tailgate.loadtests.experiments.model import Experiment
 from tailgate.loadtests.monitor.gpus import shown_cards
 from tailgate.loadtests.traffic.prompts import check_hub
 from tailgate.loadtests.trials.environment import count_gpus, sees_gpu
-from tailgate.loadtests.trials.parity_texts import read_texts
 from tailgate.loadtests.workers.channel import channel_token
 from tailgate.servers.complaint import ConfigError, check_installed
 from tailgate.servers.config import ArmConfig, check_positions, check_quantisation
@@ -31,6 +30,8 @@ def check_experiment(experiment: Experiment) -> None:
     for arm in experiment.own_arms:
         check_arm(arm.config)
     if experiment.parity.full:
+        from tailgate.loadtests.trials.parity_processes import read_texts
+
         read_texts(experiment)  # refused now and not after the arms were loaded
     for other in experiment.external_arms:
         other.check(f"arms.{other.name}")

@@ -23,8 +23,7 @@ from tailgate.loadtests.experiments.model import Experiment
 from tailgate.loadtests.external.answers import in_threads
 from tailgate.loadtests.trials import parity_processes, served_parity
 from tailgate.loadtests.trials.context import RunError
-from tailgate.loadtests.trials.parity_processes import ParityRun
-from tailgate.loadtests.trials.parity_texts import Text, read_texts
+from tailgate.loadtests.trials.parity_processes import ParityRun, Text, read_texts
 from tailgate.loadtests.trials.run import Orchestrator
 from tailgate.loadtests.trials.status import Status
 from tailgate.servers.complaint import ConfigError
