@@ -87,10 +87,10 @@ def kill_children() -> None:
 class Child:
     """One started program, the leader of its own session, so that a Ctrl-C of the terminal reaches its parent alone.
 
-    `log_path` gets what it prints, without the messages unless `log_messages`: the lines of stdout from which `parse`
-    makes one. Without a path it prints where this process does, and has no messages. With `commands` it reads lines
-    from its stdin. It gets `death_signal` when this process ends; the kernel ties that to the thread that forks, so
-    start it from the main thread.
+    `log_path` gets what it prints, without the messages: the lines of stdout from which `parse` makes one. Without a
+    path it prints where this process does, and has no messages. With `commands` it reads lines from its stdin. It gets
+    `death_signal` when this process ends; the kernel ties that to the thread that forks, so start it from the main
+    thread.
     """
 
     def __init__(
@@ -103,7 +103,6 @@ class Child:
         folder: Path | None = None,
         commands: bool = False,
         parse: Callable[[bytes], object] | None = None,
-        log_messages: bool = False,
         death_signal: signal.Signals = signal.SIGKILL,
     ) -> None:
         self.name = name
@@ -127,21 +126,22 @@ class Child:
             _children.add(self)
             if parse is not None and log is not None:
                 stack.pop_all()  # the reader closes it
-                arguments = (parse, log, log_messages)
-                self._reader = threading.Thread(target=self._read, args=arguments, name=f"{name}-stdout", daemon=True)
+                self._reader = threading.Thread(
+                    target=self._read, args=(parse, log), name=f"{name}-stdout", daemon=True
+                )
                 self._reader.start()
 
-    def _read(self, parse: Callable[[bytes], object], log: IO[bytes], log_messages: bool) -> None:
+    def _read(self, parse: Callable[[bytes], object], log: IO[bytes]) -> None:
         with log:
             for line in cast("IO[bytes]", self._process.stdout):  # a pipe was asked for
                 message = None
                 with contextlib.suppress(ValueError):
                     message = parse(line)
-                if message is None or log_messages:
-                    with contextlib.suppress(OSError):  # a full disk keeps no message from its reader
-                        log.write(line)
                 if message is not None:
                     self._messages.put(message)
+                else:
+                    with contextlib.suppress(OSError):  # a full disk keeps no message from its reader
+                        log.write(line)
 
     @property
     def pid(self) -> int:

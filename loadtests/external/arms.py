@@ -109,8 +109,8 @@ class TelemetryConfig(Settings):
         BeforeValidator(_commands, json_schema_input_type=list[str] | list[list[str]]),
         Listed,
     ] = ()
-    """A program that prints the lines of the log on stdout while it runs: `["kubectl", "logs", "-f", "pod/vllm-0"]`. It
-    runs with your permissions."""
+    """A program that prints the lines of the log while it runs: `["kubectl", "logs", "-f", "pod/vllm-0"]`. It runs with
+    your permissions."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

@@ -51,10 +51,6 @@ class LogTail:
             return
         yield from self._whole_lines()
 
-    def ended(self) -> str:
-        """Return why no line follows: a file has no end."""
-        return ""
-
     def close(self) -> None:
         self._file.close()
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -27,24 +26,6 @@ _STOP_GRACE_S = 2.0
 _FIRST_LINE_S, _REST_S, _HISTORY_S = 5.0, 0.3, 10.0  # a command prints what was before at once, and then rests
 
 
-@dataclass(slots=True)
-class _Command:
-    """The lines that a program prints, those of the past first, read as a LogTail is."""
-
-    child: Child
-    code: int | None = None
-
-    def lines(self) -> Iterator[str]:
-        messages, self.code = self.child.receive()
-        yield from map(str, messages)
-
-    def ended(self) -> str:
-        return "" if self.code is None else f"its command ended with {describe_exit(self.code)} before the trial did"
-
-    def close(self) -> None:
-        self.child.stop(_STOP_GRACE_S)
-
-
 @dataclass(slots=True, kw_only=True)
 class _Log:
     """One log, of one replica or of all of its arm's."""
@@ -52,10 +33,16 @@ class _Log:
     arm: dict[str, Any]  # its row in trial.json
     replica: str | None
     name: str
-    source: LogTail | _Command
+    tail: LogTail
+    command: Child | None  # which prints the log into the file that is read
     compiles: CompileLog = field(default_factory=CompileLog)
     events: int = 0
     ended: str = ""
+
+    def end(self) -> str:
+        """Return why no line follows: the program has ended. A file has no end."""
+        code = None if self.command is None else self.command.poll()
+        return "" if code is None else f"its command ended with {describe_exit(code)} before the trial did"
 
     def facts(self) -> dict[str, Any]:
         silent = "" if self.compiles.lines else "no line of it came during the trial"
@@ -78,9 +65,8 @@ class ServerLogs:
             sources = arm.telemetry.logs if isinstance(arm, ExternalArm) else ()
             for index, source in enumerate(sources):
                 replica = arm.replica_names[index] if len(sources) == arm.replicas else None
-                name = replica or arm.name
-                log = _Log(arm=row, replica=replica, name=name, source=self._open(arm.name, name, source))
-                thread = threading.Thread(target=self._follow, args=(log,), name=f"log-{name}", daemon=True)
+                log = self._open(row, replica, source)
+                thread = threading.Thread(target=self._follow, args=(log,), name=f"log-{log.name}", daemon=True)
                 thread.start()
                 self._logs[thread] = log
 
@@ -93,41 +79,38 @@ class ServerLogs:
             thread.join(timeout=_STOP_GRACE_S)
             if thread.is_alive():
                 log.ended = "its last lines were not read in time"
-            with suppress(OSError):
-                log.source.close()
+            log.tail.close()
+            if log.command is not None:
+                log.command.stop(_STOP_GRACE_S)
             facts = log.facts()
             log.arm.setdefault("reported", {}).setdefault("logs", []).append(facts)
             for spot in facts["blind_spots"]:
                 self._trial.status.note(f"the log of {log.name} does not report every compile: {spot}")
 
-    def _open(self, arm: str, name: str, source: str | tuple[str, ...]) -> LogTail | _Command:
+    def _open(self, row: dict[str, Any], replica: str | None, source: str | tuple[str, ...]) -> _Log:
+        name, command, begin = replica or row["name"], None, None
         if isinstance(source, str):
-            try:
-                return LogTail(Path(source))
-            except OSError as error:
-                raise RunError(f'arm "{arm}": telemetry.log cannot be read ({error}): give another one') from None
-        child = Child(
-            f"log-{name}",
-            source,
-            log_path=self._trial.logs / f"{name}.log",
-            environment=child_environment(),
-            parse=lambda line: line.decode(errors="replace").rstrip("\r\n"),
-            log_messages=True,
-        )
-        return _Command(child)
+            path = Path(source)
+        else:
+            path, begin = self._trial.logs / f"{name}.log", 0
+            command = Child(f"log-{name}", source, log_path=path, environment=child_environment())
+        try:
+            tail = LogTail(path, at=begin)
+        except OSError as error:
+            raise RunError(f'arm "{row["name"]}": telemetry.log cannot be read ({error}): give another one') from None
+        return _Log(arm=row, replica=replica, name=name, tail=tail, command=command)
 
     def _follow(self, log: _Log) -> None:
         try:
             lines: Iterable[tuple[str, int]] = ()
-            if isinstance(log.source, LogTail):
-                for line in log.source.before():
+            if log.command is None:
+                for line in log.tail.before():
                     log.compiles.learn(line)
             else:
                 lines = self._first_lines(log)
             while True:
-                last = self._stopping.is_set()  # read first: what comes before it is read
-                ended = log.source.ended()
-                for line, arrived_ns in chain(lines, ((line, now_ns()) for line in log.source.lines())):
+                last, ended = self._stopping.is_set(), log.end()  # first: what comes before is read
+                for line, arrived_ns in chain(lines, ((line, now_ns()) for line in log.tail.lines())):
                     self._record(log, log.compiles.take(line, arrived_ns))
                 self._record(log, log.compiles.rest(None if last or ended else now_ns()))
                 if last or ended:
@@ -142,8 +125,8 @@ class ServerLogs:
         """Return the lines with which a command begins, and when they came: by the newest the others are old."""
         lines: list[tuple[str, int]] = []
         began_s = heard_s = time.monotonic()
-        while not self._stopping.is_set() and not log.source.ended():
-            for line in log.source.lines():
+        while not self._stopping.is_set() and not log.end():
+            for line in log.tail.lines():
                 lines.append((line, now_ns()))
                 log.compiles.set_clock(*lines[-1])
                 heard_s = time.monotonic()

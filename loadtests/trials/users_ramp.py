@@ -19,9 +19,9 @@ from tailgate.loadtests.experiments.files import check_makeable
 from tailgate.loadtests.experiments.model import Experiment
 from tailgate.loadtests.provider.answers import GOALS, Evidence
 from tailgate.loadtests.provider.server import ProviderServer
-from tailgate.loadtests.trials.channels import check_alike, final_account, start_up
 from tailgate.loadtests.trials.context import RunError, TrialContext
 from tailgate.loadtests.trials.ramp import Candidate, RampControl
+from tailgate.loadtests.trials.replicas import check_alike, final_account, start_up
 from tailgate.loadtests.trials.run import Orchestrator
 from tailgate.loadtests.trials.status import Load, ReplicaState, read_load
 from tailgate.loadtests.trials.steering import Judge, Steered, Steering

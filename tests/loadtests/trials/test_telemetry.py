@@ -16,7 +16,7 @@ from tailgate.analysis.judging.alarms import ServedCompile
 from tailgate.analysis.records.schemas import COMPILE_EVENTS, MACHINES, STEPS
 from tailgate.analysis.records.tables import read_table
 from tailgate.loadtests.trials import telemetry as collecting
-from tailgate.loadtests.trials.channels import check_alike, start_up
+from tailgate.loadtests.trials.replicas import check_alike, start_up
 from tailgate.loadtests.trials.status import Status
 from tailgate.loadtests.trials.telemetry import Collector
 from tailgate.servers.complaint import ConfigError
