@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -51,7 +52,7 @@ _LEAST_POSITIONS = 6  # of a prompt, for its median
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """What one arm answered.
+    """What one arm answered, whose weights are `quantised` in that way or not at all ("").
 
     `tokens` [request][token] are those of its free run. `logits` [positions, vocabulary] are along what all were fed,
     request after request: the control's tokens first, and last, where its weights are quantised, the given texts.
@@ -60,17 +61,7 @@ class Answers:
     name: str
     tokens: Sequence[Sequence[int]]
     logits: Matrix
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Accuracy:
-    """The arms in `quantised` (name: kind) may lose `max_kl` nats a token on texts of these `lengths`, which come from
-    `source`; without any, on what all were fed."""
-
-    quantised: Mapping[str, str]
-    max_kl: float
-    source: str
-    lengths: Sequence[int] = ()
+    quantised: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,48 +84,50 @@ class Places:
         return f"request {request} (prompt of {asked}), token {token} of {self.lengths[request]}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Task:
-    """What all arms are held to: the reference, also on `texts`, and `base`, the control's distance from it."""
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What arms are held to: the control, which was not fed the texts, and the `reference`, which has all rows.
+
+    Arms with quantised weights may lose `max_kl` nats a token on texts of these lengths, which come from `source`;
+    without any, on what all were fed.
+    """
 
     control: Answers
     reference: Matrix
-    texts: Matrix
-    base: Measures
     place: Places
     dtype: str
     seed: int
+    max_kl: float
+    source: str
+    texts: Sequence[int] = ()
+
+    @cached_property
+    def fed(self) -> Matrix:
+        """The reference along the control's tokens."""
+        return self.reference[: len(self.control.logits)]
+
+    @cached_property
+    def base(self) -> Measures:
+        """The control's distance from the reference."""
+        return measure(self.control.logits, self.fed)
 
 
-def judge(
-    control: Answers,
-    arms: Sequence[Answers],
-    reference: Matrix,
-    *,
-    place: Places,
-    dtype: str,
-    seed: int,
-    accuracy: Accuracy,
-    refused: Mapping[str, str] | None = None,
-) -> Parity:
-    """Judge the parity of `arms` with `control`, which was not fed the texts. `reference` has all rows.
+def judge(task: Task, arms: Sequence[Answers], *, refused: Mapping[str, str] | None = None) -> Parity:
+    """Judge the parity of `arms` with the control.
 
     Arms in `refused`, which are not among `arms`, refused a request for the reason given.
     """
-    truth, texts = reference[: len(control.logits)], reference[len(control.logits) :]
-    base = measure(control.logits, truth)
-    task = _Task(control=control, reference=truth, texts=texts, base=base, place=place, dtype=dtype, seed=seed)
     first: dict[str, Answers] = {}  # arm of each kind of quantised weights
     found: dict[str, list[Finding]] = {}
     for arm in arms:
-        if (kind := accuracy.quantised.get(arm.name)) is not None:
-            found[arm.name] = _judge_quantised(task, arm, first.setdefault(kind, arm), accuracy)
+        if arm.quantised:
+            found[arm.name] = _judge_quantised(task, arm, first.setdefault(arm.quantised, arm))
         else:
             found[arm.name] = _judge_arm(task, arm)
-    return concluded(control.name, _judge_control(task), found, refused=refused)
+    return concluded(task.control.name, _judge_control(task), found, refused=refused)
 
 
-def _judge_control(task: _Task) -> list[Finding]:
+def _judge_control(task: Task) -> list[Finding]:
     name, base = task.control.name, task.base
     # Half of the dtype's digits may be lost on the way through the layers, and one bit more.
     limit = 2.0 * math.sqrt(EPSILON[task.dtype])
@@ -142,30 +135,30 @@ def _judge_control(task: _Task) -> list[Finding]:
     error = held_to(limit, p99(base.error), "control error", what, beyond=INCONCLUSIVE)
     taken = [*enumerate(base.top), *enumerate(_answered(task.control))]
     bound = noise_bound(base, task.dtype)
-    flips = _flips("control flips", name, task.reference, bound, taken, task.place, INCONCLUSIVE)
+    flips = _flips("control flips", name, task.fed, bound, taken, task.place, INCONCLUSIVE)
     return [error, _finite(name, base, task.place, INCONCLUSIVE), flips]
 
 
-def _judge_arm(task: _Task, arm: Answers) -> list[Finding]:
-    base, left, own = task.base, departures(task, arm), measure(arm.logits, task.reference)
+def _judge_arm(task: Task, arm: Answers) -> list[Finding]:
+    base, left, own = task.base, _departures(task, arm), measure(arm.logits, task.fed)
     findings = [*_errors(task, arm.name, own, base, "the control"), _finite(arm.name, own, task.place)]
     if task.dtype == "float32":  # in which greedy answers must be equal
         findings.append(_same_tokens(task, arm, left))
     # Up to where an answer leaves the control's both share every token, so the reference answers the same question.
     taken = [*enumerate(own.top), *zip(left, _answered(arm)[left], strict=True)]
     bound = noise_bound(base, task.dtype)
-    return [*findings, _flips("flips", arm.name, task.reference, bound, taken, task.place)]
+    return [*findings, _flips("flips", arm.name, task.fed, bound, taken, task.place)]
 
 
-def _judge_quantised(task: _Task, arm: Answers, alike: Answers, accuracy: Accuracy) -> list[Finding]:
+def _judge_quantised(task: Task, arm: Answers, alike: Answers) -> list[Finding]:
     """Judge an arm with quantised weights. What it errs beyond `alike`, the first arm of the kind, its policy adds."""
-    place, size = task.place, len(task.reference)
-    own, left = measure(arm.logits[:size], task.reference), departures(task, arm)
-    divergence, lengths = own.divergence, accuracy.lengths or place.lengths
-    if accuracy.lengths:
-        divergence = measure(arm.logits[size:], task.texts).divergence
+    place, size = task.place, len(task.fed)
+    own, left = measure(arm.logits[:size], task.fed), _departures(task, arm)
+    divergence, lengths = own.divergence, task.texts or place.lengths
+    if task.texts:
+        divergence = measure(arm.logits[size:], task.reference[size:]).divergence
     rng = np.random.default_rng(task.seed)
-    findings = [judge_kl(arm.name, divergence, lengths, accuracy.max_kl, source=accuracy.source, rng=rng)]
+    findings = [judge_kl(arm.name, divergence, lengths, task.max_kl, source=task.source, rng=rng)]
     findings.append(_finite(arm.name, own, place))
     if own.finite.all():
         # Up to the first token that leaves the control's, the engine must answer what the arm's own logits prefer. The
@@ -177,15 +170,12 @@ def _judge_quantised(task: _Task, arm: Answers, alike: Answers, accuracy: Accura
         findings.append(_flips("answers", arm.name, arm.logits, noise_bound(own, task.dtype), taken, place))
         findings += judge_evenness(arm.name, own, task.base, place, task.dtype)
     if alike is not arm:
-        findings += _errors(task, arm.name, own, measure(alike.logits[:size], task.reference), alike.name)
+        findings += _errors(task, arm.name, own, measure(alike.logits[:size], task.fed), alike.name)
     return findings
 
 
-def departures(task: _Task, arm: Answers) -> Ints:
-    """Return the positions at which an answer first leaves the control's. ValueError where lengths differ."""
-    for request, (tokens, due) in enumerate(zip(arm.tokens, task.control.tokens, strict=True)):
-        if len(tokens) != len(due):
-            raise ValueError(f"{arm.name} answered request {request} with {len(tokens)} tokens, not {len(due)}")
+def _departures(task: Task, arm: Answers) -> Ints:
+    """Return the positions at which an answer first leaves the control's."""
     others = np.flatnonzero(_answered(arm) != _answered(task.control))
     return others[np.unique(task.place.request[others], return_index=True)[1]]
 
@@ -201,7 +191,7 @@ def _finite(name: str, measures: Measures, place: Places, beyond: str = FAIL) ->
     return held_to(0.0, float(broken.size), "finite", what, where=where, beyond=beyond)
 
 
-def _same_tokens(task: _Task, arm: Answers, left: Ints) -> Finding:
+def _same_tokens(task: Task, arm: Answers, left: Ints) -> Finding:
     where, control = "", task.control
     if left.size:
         due, taken = (_answered(item)[left[0]] for item in (control, arm))
@@ -231,7 +221,7 @@ def _flips(
     return held_to(1.0, worst, name, what, where=where, beyond=beyond)
 
 
-def _errors(task: _Task, name: str, own: Measures, base: Measures, of: str) -> Iterator[Finding]:
+def _errors(task: Task, name: str, own: Measures, base: Measures, of: str) -> Iterator[Finding]:
     """Hold the arm's errors and divergence to those of the yardstick `of`."""
     if not own.finite.all() or not base.finite.all():
         return  # that fails already, and no quantile of infinities means more

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ _ROUNDING = 1e-6  # of a mean: by which sums over like texts differ
 _TAIL = 0.025  # on either side of an interval
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Measures:
     """How logits differ from a reference, one number a position."""
 
@@ -55,8 +56,7 @@ def measure(logits: Matrix, reference: Matrix) -> Measures:
         _measure_row(np.asarray(own, dtype=np.float64), np.asarray(true, dtype=np.float64))
         for own, true in zip(logits, reference, strict=True)
     ]
-    error, divergence, spread, top, peak, finite = (np.array(column) for column in zip(*rows, strict=True))
-    return Measures(error=error, divergence=divergence, spread=spread, top=top, peak=peak, finite=finite)
+    return Measures(*map(np.array, zip(*rows, strict=True)))
 
 
 def _measure_row(logits: Floats, reference: Floats) -> tuple[float, float, float, int, float, bool]:
@@ -138,11 +138,5 @@ def mean_interval(sums: Floats, counts: Floats, rng: np.random.Generator) -> tup
 
 
 # Quantiles are by rank: an infinite value must not become not-a-number by interpolation.
-
-
-def median(values: Floats) -> float:
-    return float(np.quantile(values, 0.5, method="inverted_cdf"))
-
-
-def p99(values: Floats) -> float:
-    return float(np.quantile(values, 0.99, method="inverted_cdf"))
+median: Statistic = partial(np.quantile, q=0.5, method="inverted_cdf")
+p99: Statistic = partial(np.quantile, q=0.99, method="inverted_cdf")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Self
 
-from pydantic import BaseModel, computed_field
+from pydantic import BaseModel
 from pydantic.dataclasses import dataclass
 
 from tailgate.analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
@@ -46,36 +47,28 @@ def estimated(
 
 
 class ArmParity(BaseModel, frozen=True):
-    """One arm and everything that it was held to."""
+    """One arm and everything that it was held to. The reasons are of what did not pass, failures first."""
 
     name: str
+    verdict: str
+    reasons: list[str]
     findings: tuple[Finding, ...]
 
-    @computed_field  # type: ignore[prop-decorator]
-    @property
-    def verdict(self) -> str:
+    @classmethod
+    def of(cls, name: str, findings: Sequence[Finding]) -> Self:
         """FAIL if any finding is, else INCONCLUSIVE if any is."""
-        return combined([item.verdict for item in self.findings])
-
-    @computed_field  # type: ignore[prop-decorator]
-    @property
-    def reasons(self) -> list[str]:
-        """The reasons of what did not pass, failures first."""
-        return [item.reason for verdict in (FAIL, INCONCLUSIVE) for item in self.findings if item.verdict == verdict]
+        reasons = [item.reason for verdict in (FAIL, INCONCLUSIVE) for item in findings if item.verdict == verdict]
+        verdict = combined([item.verdict for item in findings])
+        return cls(name=name, verdict=verdict, reasons=reasons, findings=tuple(findings))
 
 
 class Parity(BaseModel, frozen=True):
     """The outcome of the control against the reference, and of every other arm. JSON of it has null for a number that
     is not finite."""
 
+    verdict: str
     control: ArmParity
     arms: tuple[ArmParity, ...]
-
-    @computed_field  # type: ignore[prop-decorator]
-    @property
-    def verdict(self) -> str:
-        """Of all arms together."""
-        return combined([arm.verdict for arm in self.arms])
 
 
 def concluded(
@@ -89,11 +82,13 @@ def concluded(
 
     A control that did not pass is no yardstick: every FAIL against it becomes INCONCLUSIVE.
     """
-    base, judged = ArmParity(name=control, findings=tuple(checked)), {name: [*own] for name, own in found.items()}
+    base, judged = ArmParity.of(control, checked), dict(found)
     if base.verdict != PASS:
         doubt = Finding("control", INCONCLUSIVE, " ".join(base.reasons))
-        for own in judged.values():
-            own[:] = [doubt, *(replace(item, verdict=INCONCLUSIVE) if item.verdict == FAIL else item for item in own)]
+        for name, own in found.items():
+            doubted = [replace(item, verdict=INCONCLUSIVE) if item.verdict == FAIL else item for item in own]
+            judged[name] = [doubt, *doubted]
     for name, reason in (refused or {}).items():
         judged[name] = [Finding("refused", FAIL, f"{name} refuses what it is asked: {reason}.")]
-    return Parity(control=base, arms=tuple(ArmParity(name=name, findings=tuple(own)) for name, own in judged.items()))
+    arms = tuple(ArmParity.of(name, own) for name, own in judged.items())
+    return Parity(verdict=combined([arm.verdict for arm in arms]), control=base, arms=arms)

@@ -37,12 +37,9 @@ class TextRows:
 def cosines(vectors: npt.ArrayLike, others: npt.ArrayLike) -> Floats:
     """Return the cosine of each row [rows, width] with the other's.
 
-    It is -1 where one of them has no direction: it is zero, or holds infinity or no number. ValueError where shapes
-    differ.
+    It is -1 where one of them has no direction: it is zero, or holds infinity or no number.
     """
     one, two = np.asarray(vectors, dtype=np.float64), np.asarray(others, dtype=np.float64)
-    if one.shape != two.shape:
-        raise ValueError(f"vectors of shape {one.shape} cannot be compared with those of shape {two.shape}")
     with np.errstate(all="ignore"):
         cosine = (one * two).sum(axis=1) / (np.linalg.norm(one, axis=1) * np.linalg.norm(two, axis=1))
     return np.where(np.isfinite(cosine), cosine, -1.0)
@@ -54,18 +51,14 @@ def judge_vectors(
     reference: Matrix,
     *,
     rows: TextRows,
-    dtype: str,
-    least: float | None = None,
+    limit: float,
     refused: Mapping[str, str] | None = None,
 ) -> Parity:
     """Judge the `vectors` [rows, width] of each arm, a row for each time that a text was in a batch.
 
-    `reference` [texts, width] are the vectors of float64. A cosine below `least`, by default what the dtype allows,
-    fails. Where the control is not float64's, or gives different texts one direction, every arm is INCONCLUSIVE. Arms
-    in `refused` refused a text.
+    `reference` [texts, width] are the vectors of float64. A cosine below `limit` fails. Where the control is not
+    float64's, or gives different texts one direction, every arm is INCONCLUSIVE. Arms in `refused` refused a text.
     """
-    limit = LEAST_COSINE[dtype] if least is None else least
-    base = np.asarray(vectors[control], dtype=np.float64)
     truth = np.asarray(reference, dtype=np.float64)[list(rows.texts)]
 
     def near(arm: str, beyond: str) -> Finding:
@@ -79,10 +72,10 @@ def judge_vectors(
         return Finding("cosine", beyond if below else PASS, reason, value=value, limit=limit)
 
     arms = {arm: [near(arm, FAIL)] for arm in vectors if arm != control}
-    return concluded(control, [near(control, INCONCLUSIVE), _distinct(base, rows, limit)], arms, refused=refused)
+    return concluded(control, [near(control, INCONCLUSIVE), _distinct(vectors[control], rows, limit)], arms, refused=refused)
 
 
-def _distinct(control: Floats, rows: TextRows, limit: float) -> Finding:
+def _distinct(control: Matrix, rows: TextRows, limit: float) -> Finding:
     """Check that different texts have different directions: else a vector in the wrong place would pass."""
     first = {text: row for row, text in reversed(list(enumerate(rows.texts)))}
     own = control[[first[text] for text in sorted(first)]]

@@ -19,9 +19,9 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
-from tailgate.analysis.parity.judge import Accuracy, Answers, Places, judge
+from tailgate.analysis.parity.judge import Answers, Places, Task, judge
 from tailgate.analysis.parity.measures import EPSILON
-from tailgate.analysis.parity.vectors import TextRows, judge_vectors
+from tailgate.analysis.parity.vectors import LEAST_COSINE, TextRows, judge_vectors
 from tailgate.analysis.records.documents import with_checksum, write_json
 from tailgate.analysis.summary.summary import EXIT_CODES
 from tailgate.loadtests.experiments.checks import check_parity
@@ -219,7 +219,6 @@ class ParityRun:
         answers = {name: _read(work / name / "answers.json") for name in names}
         plan = _read(work / "plan.json")
         asked, prompts = plan["asked"], [len(request["prompt"]) for request in plan["requests"]]
-        how: dict[str, Any] = {"dtype": dtype, "refused": refused}
         if control.model.embeds:
             numbers, batches = zip(*answers[control.name], strict=True)
             outcome = judge_vectors(
@@ -227,24 +226,29 @@ class ParityRun:
                 {name: outputs[name] for name in names},
                 outputs[REFERENCE],
                 rows=TextRows(texts=numbers, batches=batches, lengths=prompts[:asked]),
-                least=parity.min_cosine or None,
-                **how,
+                limit=parity.min_cosine or LEAST_COSINE[dtype],
+                refused=refused,
             )
         else:
             lengths = [len(request["places"]) for request in plan["requests"]]
             fed = len(lengths) - plan["texts"]
             source = Path(parity.texts).name if plan["texts"] else f"{control.name}'s answers to random prompts"
             kinds = {arm.name: arm.model.quantisation for arm in self.experiment.quantised_arms}
-            said = [Answers(name=name, tokens=answers[name], logits=outputs[name]) for name in names]
-            outcome = judge(
-                said[0],
-                said[1:],
-                outputs[REFERENCE],
+            said = [
+                Answers(name=name, tokens=answers[name], logits=outputs[name], quantised=kinds.get(name, ""))
+                for name in names
+            ]
+            task = Task(
+                control=said[0],
+                reference=outputs[REFERENCE],
                 place=Places(lengths=lengths[:fed], prompts=prompts),
+                dtype=dtype,
                 seed=self.experiment.seed,
-                accuracy=Accuracy(quantised=kinds, max_kl=parity.max_kl, source=source, lengths=lengths[fed:]),
-                **how,
+                max_kl=parity.max_kl,
+                source=source,
+                texts=lengths[fed:],
             )
+            outcome = judge(task, said[1:], refused=refused)
         rows, width = outputs[control.name].shape
         return {
             "schema": SCHEMA,

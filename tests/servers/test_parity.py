@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from tailgate.analysis.parity.judge import Accuracy, Answers, Places, judge
+from tailgate.analysis.parity.judge import Answers, Places, Task, judge
 from tailgate.analysis.parity.outcome import Parity
-from tailgate.analysis.parity.vectors import TextRows, judge_vectors
+from tailgate.analysis.parity.vectors import LEAST_COSINE, TextRows, judge_vectors
 from tailgate.servers import parity
 from tailgate.servers.compiler.policy import UnforeseenShapeError
 from tailgate.servers.compiler.recorder import CompileRecorder
@@ -109,11 +109,9 @@ def judged(
     said: Answers, mine: Answers, plan: parity.Plan, reference: Any, *, dtype: str = "float32", **quantised: str
 ) -> Parity:
     lengths, prompts = zip(*((len(request.places), len(request.prompt)) for request in plan.requests), strict=True)
-    place, accuracy = (
-        Places(lengths=lengths, prompts=prompts),
-        Accuracy(quantised=quantised, max_kl=0.05, source=""),
-    )
-    return judge(said, [mine], reference, place=place, dtype=dtype, seed=1, accuracy=accuracy)
+    place = Places(lengths=lengths, prompts=prompts)
+    task = Task(control=said, reference=reference, place=place, dtype=dtype, seed=1, max_kl=0.05, source="")
+    return judge(task, [replace(mine, quantised=quantised.get(mine.name, ""))])
 
 
 def parity_of(arm: ArmConfig, fault: Fault | None = None) -> Parity:
@@ -389,7 +387,7 @@ def judged_vectors(arm: np.ndarray[Any, Any]) -> Parity:
     said, reference = control_vectors()
     texts, sizes = zip(*parity.rows_of(BATCHES), strict=True)
     rows = TextRows(texts=texts, batches=sizes, lengths=[len(prompt) for prompt in PLAN.prompts])
-    return judge_vectors("eager", {"eager": said, "arm": arm}, reference, rows=rows, dtype="float32")
+    return judge_vectors("eager", {"eager": said, "arm": arm}, reference, rows=rows, limit=LEAST_COSINE["float32"])
 
 
 def test_every_text_is_embedded_alone_and_in_batches_of_growing_size() -> None:

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from tailgate.analysis.parity.judge import Accuracy, Answers, Places, judge, judge_kl
+from tailgate.analysis.parity.judge import Answers, Places, Task, judge, judge_kl
 from tailgate.analysis.parity.measures import LEAST_TEXTS, mean_interval, measure
 
 TEXTS, TOKENS, VOCABULARY = 48, 6, 50
@@ -83,13 +83,12 @@ class TestQuantisedArm:
         fed = truth[: TEXTS * TOKENS]
         control = control or self.answers(blurred(fed, 0.0003, seed=9).astype(np.float32), "eager")
         arms = arms if isinstance(arms, list) else [arms]
-        quantised = {arm.name: "int8-weight-only" for arm in arms}
-        accuracy = Accuracy(quantised=quantised, max_kl=0.05, source="own.jsonl", lengths=lengths)
         place = Places(lengths=[TOKENS] * TEXTS, prompts=list(range(1, TEXTS + 1)))
-        return judge(control, arms, truth, place=place, dtype="float32", seed=1, accuracy=accuracy)
+        judged = {"dtype": "float32", "seed": 1, "max_kl": 0.05, "source": "own.jsonl", "texts": lengths}
+        return judge(Task(control=control, reference=truth, place=place, **judged), arms)
 
     def answers(self, logits, name="int8"):
-        return Answers(name=name, tokens=greedy(logits)[:TEXTS], logits=logits)
+        return Answers(name=name, tokens=greedy(logits)[:TEXTS], logits=logits, quantised="int8-weight-only")
 
     @pytest.fixture
     def reference(self):
