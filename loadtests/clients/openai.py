@@ -21,13 +21,7 @@ from tailgate.loadtests.clients.tls import connected
 from tailgate.loadtests.external.addresses import parse_address
 from tailgate.loadtests.external.arms import ExternalArm, OpenAiOptions
 from tailgate.loadtests.external.client_security import bearer_token, client_context, explain
-from tailgate.loadtests.external.openai_wire import (
-    DONE,
-    EventStream,
-    error_of_answer,
-    read_event,
-    request_path,
-)
+from tailgate.loadtests.external.openai_wire import DONE, EventStream, error_of_answer, read_event, request_path
 from tailgate.servers.clock import now_ns
 from tailgate.servers.metadata import trailing_key
 
@@ -277,7 +271,7 @@ class OpenAiCall(Call):
                 self._counts and total is not None and total >= self.chunks and (self.chunks > 1 or not chunk.ended)
             )
             self.add_tokens(total - len(self.token_ns) if total is not None and self._counts else 1, at_ns)
-        elif total is not None and self._counts and total > len(self.token_ns) and (self.chunks or chunk.goes_on):
+        elif total is not None and self._counts and total > len(self.token_ns) and self.chunks:
             # The model made tokens whose text the server holds back.
             self.add_tokens(total - len(self.token_ns), at_ns)
         if self.ended_ns and self.token_ns:

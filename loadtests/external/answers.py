@@ -25,12 +25,7 @@ from tailgate.loadtests.external import oip_wire, openai_wire
 from tailgate.loadtests.external.addresses import parse_address
 from tailgate.loadtests.external.arms import ExternalArm, OipOptions, OpenAiOptions
 from tailgate.loadtests.external.asking import Asking
-from tailgate.loadtests.external.client_security import (
-    bearer_token,
-    client_context,
-    explain,
-    without_token,
-)
+from tailgate.loadtests.external.client_security import bearer_token, client_context, explain, without_token
 from tailgate.loadtests.external.grpc_channel import open_channel
 from tailgate.servers.complaint import ConfigError, one_line
 from tailgate.servers.rpc import oip_pb2, oip_pb2_grpc
@@ -110,6 +105,8 @@ def _failures(config: ExternalArm, address: str, timeout_s: float) -> Iterator[s
         raise
     except ConfigError as error:
         raise FailedError(str(error)) from None
+    except grpc.RpcError as error:
+        raise FailedError(one_line(without_token(str(error.details()), token)), status=error.code().name) from None
     except ssl.SSLError as error:
         host = parse_address(address, config.kind).host
         raise FailedError(explain(error, config.tls_server_name or host)) from None
@@ -178,23 +175,13 @@ def _oip(config: ExternalArm, address: str, asking: Asking, timeout_s: float) ->
     assert isinstance(options, OipOptions)
     body = oip_wire.infer_request(options, config.model_name, asking, f"asked-{asking.seed}")
     parts: list[str] = []
-    with _oip_channel(config, address) as channel:
+    with open_channel(address, config) as channel:
         for message in channel.stream_stream(oip_wire.METHOD)(iter([body]), timeout=timeout_s):
             piece = oip_wire.read_response(options, message)
             if piece.error:
                 raise FailedError(piece.error, status="INTERNAL")
             parts += [piece.text] if piece.text else []
     return Answer(text="".join(parts), pieces=len(parts))
-
-
-@contextmanager
-def _oip_channel(config: ExternalArm, address: str) -> Iterator[grpc.Channel]:
-    """Give a channel to the address. A call that fails raises FailedError."""
-    with open_channel(address, config) as channel:
-        try:
-            yield channel
-        except grpc.RpcError as error:
-            raise FailedError(str(error.details()), status=error.code().name) from None
 
 
 # --- Readiness --------------------------------------------------------------------------------------------------------
@@ -234,10 +221,7 @@ def wait_ready(
             if not error.not_yet or time.monotonic() + _RETRY_S > deadline:
                 raise
             not_yet(str(error))
-        until = time.monotonic() + _RETRY_S
-        while time.monotonic() < until:
-            check()
-            time.sleep(_POLL_S)
+        in_threads([partial(time.sleep, _RETRY_S)], at_once=1, wait=lambda _: check())
 
 
 def _probe(config: ExternalArm, address: str, timeout_s: float) -> Probe:
@@ -288,16 +272,17 @@ _REMEDIES: dict[str, dict[str, str]] = {
         "UNAUTHENTICATED": "give its token by token_env",
         "NOT_FOUND": "give the model_name that the server knows",
         "UNIMPLEMENTED": "is it a server of the Open Inference Protocol that streams as Triton does?",
-        "UNKNOWN": "see model_name, and what the server's own log says",
-        "INTERNAL": "see the tensors of [arms.oip], and what the server's own log says",
-        "INVALID_ARGUMENT": "see the tensors of [arms.oip]",
+        **dict.fromkeys(
+            ("UNKNOWN", "INTERNAL", "INVALID_ARGUMENT"),
+            "see model_name, the tensors of [arms.oip], and what the server's own log says",
+        ),
     },
 }
 
 
 def _check_oip_model(config: ExternalArm, address: str) -> None:
     """Check that the model is ready, which Triton does not say in a stream."""
-    with _failures(config, address, _MODELS_S), _oip_channel(config, address) as channel:
+    with _failures(config, address, _MODELS_S), open_channel(address, config) as channel:
         stub: Any = oip_pb2_grpc.GRPCInferenceServiceStub(channel)  # type: ignore[no-untyped-call]
         if not stub.ModelReady(oip_pb2.ModelReadyRequest(name=config.model_name), timeout=_MODELS_S).ready:
             raise FailedError(f'the server says that model "{config.model_name}" is not ready', not_yet=True)

@@ -108,10 +108,8 @@ def explain(problem: ssl.SSLError, name: str) -> str:
         if problem.verify_code in (_EXPIRED, _NOT_YET_VALID):
             return f"its {problem.verify_message}: renew it, or set the clocks right"
         return f"its certificate is not trusted ({problem.verify_message}): give its authority's PEM file as tls_ca"
-    if "CERTIFICATE_REQUIRED" in reason or "HANDSHAKE_FAILURE" in reason or "BAD_CERTIFICATE" in reason:
+    if any(word in reason for word in ("CERTIFICATE_REQUIRED", "HANDSHAKE_FAILURE", "BAD_CERTIFICATE", "UNKNOWN_CA")):
         return f"it refused this client ({_tls_reason(reason)}): give tls_certificate and tls_key that it trusts"
-    if "UNKNOWN_CA" in reason:
-        return "it does not trust this client's tls_certificate: use one that its client authority signed"
     if "APPLICATION_PROTOCOL" in reason:
         return no_http2(None)
     if reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"):

@@ -102,9 +102,8 @@ def _as_error(data: bytes) -> bytes:
         content = json.loads(data)
     except (ValueError, RecursionError):
         content = data.decode("utf-8", "replace")
-    if isinstance(content, dict) and content.get("error") is not None:
-        return data
-    return json.dumps({"error": content or "the server sent an error event"}).encode()
+    is_error = isinstance(content, dict) and content.get("error") is not None
+    return data if is_error else json.dumps({"error": content or "the server sent an error event"}).encode()
 
 
 class Chunk(NamedTuple):
@@ -113,7 +112,6 @@ class Chunk(NamedTuple):
     text: str = ""
     answers: bool = False  # it carries some of the answer: text or a tool call
     ended: bool = False  # it gives a finish_reason
-    goes_on: bool = False  # it belongs to an answer that has not ended
     completion_tokens: int | None = None
     prompt_tokens: int | None = None
     failed: tuple[str, str] | None = None  # (status, message)
@@ -147,7 +145,7 @@ def read_event(data: bytes) -> Chunk:
     if tokens is not None and tokens > MOST_TOKENS:
         many = f"the server counts {tokens} tokens in its answer; the limit is {MOST_TOKENS}"
         return Chunk(failed=("INTERNAL", many))
-    return Chunk(text, answers, ended, bool(choices) and not ended, tokens, _count(usage, "prompt_tokens"))
+    return Chunk(text, answers, ended, tokens, _count(usage, "prompt_tokens"))
 
 
 def _count(usage: Any, key: str) -> int | None:

@@ -192,11 +192,11 @@ class Replicas:
             trial.status.replicas[replica.name].stage = "dead"
             trial.status.note(f"{replica.name} died ({describe_exit(code)}): {child.log_tail(1)}: see {child.log_path}")
 
-    def answers(self, questions: Sequence[Question], *, first: str) -> dict[str, Answers | str]:
-        """Return the answers of each replica, or why there are none. The one called `first` comes first."""
+    def answers(self, questions: Sequence[Question]) -> dict[str, Answers | str]:
+        """Return the answers of each replica, or why there are none."""
         timeout_s = min(TIMEOUT_S, self._trial.experiment.traffic.timeout_s * len(questions))
         answers: dict[str, Answers | str] = {}
-        for replica in sorted(self._replicas.values(), key=lambda item: item.name != first):
+        for replica in self._replicas.values():
             self._trial.status.detail = replica.name
             if replica.channel is None or replica.child.poll() is not None:
                 answers[replica.name] = "its process is gone"

@@ -304,7 +304,7 @@ def test_inference_server_answers_as_the_load_will_ask(address: str) -> None:
         (
             "text",
             {"prompt_tensor": "prompt"},
-            r"unexpected inference input 'prompt'.*: see the tensors of \[arms.oip\]",
+            r"unexpected inference input 'prompt'.*: see model_name, the tensors of \[arms.oip\]",
         ),
         ("broken", {}, "CUDA error: out of memory"),
     ],
