@@ -22,8 +22,10 @@ _OPTIONS = (
 )
 
 
-class _Bearer(  # type: ignore[misc]
-    grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor, grpc.StreamStreamClientInterceptor
+class _Bearer(
+    grpc.UnaryUnaryClientInterceptor,  # type: ignore[misc]
+    grpc.UnaryStreamClientInterceptor,  # type: ignore[misc]
+    grpc.StreamStreamClientInterceptor,  # type: ignore[misc]
 ):
     def __init__(self, token: str) -> None:
         self._header = ("authorization", f"Bearer {token}")

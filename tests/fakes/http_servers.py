@@ -31,10 +31,8 @@ def event(content: object) -> bytes:
     return b"data: " + (content if isinstance(content, str) else json.dumps(content)).encode() + b"\n\n"
 
 
-def said(text: str, *, finish: str | None = None, usage: dict[str, int] | None = None, chat: bool = False) -> bytes:
-    choice: dict[str, Any] = {"index": 0, "finish_reason": finish}
-    choice |= {"delta": {"content": text}} if chat else {"text": text}
-    return event({"object": "x", "choices": [choice], **({"usage": usage} if usage else {})})
+def said(text: str, *, finish: str | None = None) -> bytes:
+    return event({"object": "x", "choices": [{"index": 0, "finish_reason": finish, "text": text}]})
 
 
 def usage(tokens: int, prompt: int = 4) -> bytes:

@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 import pytest
+
+from tests.fakes import triton
 
 
 @pytest.fixture(autouse=True)
@@ -13,3 +16,11 @@ def _garbage_of_other_tests_is_theirs() -> Iterator[None]:
     gc.freeze()
     yield
     gc.unfreeze()
+
+
+@pytest.fixture(scope="session")
+def triton_address() -> Iterator[str]:
+    if find_spec("tritonclient") is None:  # importing it here would register its protobuf names next to ours
+        pytest.skip("tritonclient is not installed")
+    with triton.served() as address:
+        yield address

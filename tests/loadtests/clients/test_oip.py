@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
-from importlib.util import find_spec
 from typing import Any
 from unittest.mock import Mock
 
@@ -30,14 +28,6 @@ MS = 1_000_000
 ENSEMBLE = OipOptions(max_tokens_tensor="max_tokens", parameters_tensor="", batched=True)
 
 
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    if find_spec("tritonclient") is None:  # importing it here would register its protobuf names next to ours
-        pytest.skip("tritonclient is not installed")
-    with triton.served() as address:
-        yield address
-
-
 def config(kind: Any, *addresses: str, **settings: Any) -> ExternalArm:
     kinds: dict[str, Any] = {"openai": OpenAiArm, "oip": OipArm}
     known = {"name": "x", "model_name": "llama"}
@@ -55,8 +45,8 @@ def ask(address: str, model: str, options: OipOptions) -> Call:
     return call
 
 
-def test_streamed_text_has_a_time_for_each_piece(address: str) -> None:
-    call = ask(address, "text", OipOptions())
+def test_streamed_text_has_a_time_for_each_piece(triton_address: str) -> None:
+    call = ask(triton_address, "text", OipOptions())
     assert (call.status, call.error, call.output_tokens) == ("OK", "", 5)
     assert call.first_token_ns == call.token_ns[0]
     assert call.token_ns[-1] - call.token_ns[0] > triton.TOKEN_S * 1e9  # four of them, unless they came late
@@ -68,9 +58,9 @@ def test_streamed_text_has_a_time_for_each_piece(address: str) -> None:
     [("ensemble", ENSEMBLE, ("OK", "", 5)), ("broken", OipOptions(), ("INTERNAL", "CUDA error: out of memory", 1))],
 )
 def test_the_length_may_have_a_tensor_and_an_error_inside_the_stream_ends_the_call(
-    model: str, options: OipOptions, expected: tuple[str, str, int], address: str
+    model: str, options: OipOptions, expected: tuple[str, str, int], triton_address: str
 ) -> None:
-    call = ask(address, model, options)
+    call = ask(triton_address, model, options)
     assert (call.status, call.error, call.output_tokens) == expected
 
 

@@ -16,7 +16,6 @@ from tailgate.loadtests.clients.openai import OpenAiCall, OpenAiClient
 from tailgate.loadtests.external.arms import OpenAiArm
 from tailgate.loadtests.external.client_security import SecurityConfig
 from tailgate.servers.clock import now_ns
-from tailgate.servers.complaint import ConfigError
 from tests.fakes.credentials import make_certificates
 from tests.fakes.http2 import finished, until
 from tests.fakes.http_servers import (
@@ -128,12 +127,6 @@ def part(text: str = "", finish: str | None = None, tokens: int | None = None, *
 ONE = part("one")
 
 
-def typed(kind: bytes) -> bytes:
-    """A whole answer with this Content-Type, which may be none."""
-    head = b"HTTP/1.1 200 OK\r\n" + (b"content-type: " + kind + b"\r\n" if kind else b"") + b"\r\n"
-    return head + part("one", "stop") + DONE
-
-
 @pytest.mark.parametrize("secure", [False, True])
 def test_an_answer_ends_with_its_finish_reason_where_nothing_follows(secure: bool, tmp_path: Path) -> None:
     files = make_certificates(tmp_path)
@@ -179,12 +172,6 @@ def test_counts_of_every_chunk_are_believed_where_they_can_be(parts: list[bytes]
     [
         (plain("429 Too Many", b'{"error": {"message": "slow down"}}'), "RESOURCE_EXHAUSTED", "slow down"),
         (plain("503 Busy", b"<html>try later</html>"), "UNAVAILABLE", "try later"),
-        (plain("400 Bad", b'{"detail": "prompt must be a string."}'), "INVALID_ARGUMENT", "must be a string"),
-        (plain("404 Nowhere"), "NOT_FOUND", "HTTP 404"),
-        (plain("307 Moved", b"", "Location: /other"), "FAILED_PRECONDITION", "redirects to /other"),
-        (plain("200 OK", b'{"choices": []}', "Content-Type: application/json"), "INTERNAL", "Type application/json"),
-        (answer(said("a"), event({"error": {"message": "full", "code": 429}})), "RESOURCE_EXHAUSTED", "full"),
-        (answer(event("{not json")), "INTERNAL", "unknown form"),
         (answer(event({"choices": ["x"]})), "INTERNAL", "unknown form"),
         (b"\x00\x00\x18\x04\x00\x00\x00\x00\x00", "UNAVAILABLE", "does not speak HTTP/1.1"),
         (b"", "UNAVAILABLE", "without an answer"),
@@ -197,7 +184,6 @@ def test_counts_of_every_chunk_are_believed_where_they_can_be(parts: list[bytes]
         (answer(ONE, event({"choices": [], "usage": {"completion_tokens": 859}})), "UNAVAILABLE", "finish_reason"),
         (answer(part("one", ""), part(" two", "")), "UNAVAILABLE", "finish_reason"),  # an empty one is none
         (answer(DONE), "INTERNAL", "neither text"),
-        (typed(b"application/x-ndjson"), "INTERNAL", "application/x-ndjson and not text/event-stream"),
     ],
 )
 def test_every_failure_has_a_status_name_and_a_reason(reply: bytes, status: str, text: str) -> None:
@@ -211,7 +197,7 @@ def test_every_failure_has_a_status_name_and_a_reason(reply: bytes, status: str,
     [
         answer(said("a"), said("", finish="length")),  # without [DONE]
         b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n" + said("a") + DONE,  # as long as it lasts
-        typed(b"Text/Event-Stream"),
+        b"HTTP/1.1 200 OK\r\ncontent-type: Text/Event-Stream\r\n\r\n" + part("one", "stop") + DONE,
         answer(ONE, b"data:\n\n", b"data: \r\n\r\n", b": PROCESSING\n\n", part(" two", "stop"), DONE),
         *(
             answer(ONE, part(" two", reason), DONE)
@@ -299,35 +285,14 @@ def test_deadline_ends_the_call_on_time_and_hangs_up() -> None:
     assert gone.wait(PATIENCE_S)
 
 
-def test_cancelled_call_ends_at_once_and_hangs_up() -> None:
-    gone = threading.Event()
-    with HttpPeer(hanging(gone)) as peer, client_of(peer.address) as client:
-        done: list[OpenAiCall] = []
-        call = client.start(b"{}", on_done=done.append)
-        until(lambda: peer.requests)
-        call.cancel(error="enough")
-        assert (call.status, call.error, done) == ("CANCELLED", "enough", [call])
-        until(gone.is_set)
-
-
-def test_refused_connect_fails_at_once_for_a_while() -> None:
+def test_a_refused_connection_is_a_status() -> None:
     with client_of(f"http://127.0.0.1:{free_port()}/v1") as client:
-        calls = [client.start(b"{}", timeout_s=5) for _ in range(50)]
-        assert {finished(call).status for call in calls} == {"UNAVAILABLE"}
-    assert all("cannot connect to 127.0.0.1" in call.error and "refused" in call.error for call in calls)
-
-
-def test_token_is_sent_and_never_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MY_TOKEN", "s3cret-token")
-    refusal = plain("401 No", b'{"error": {"message": "Incorrect API key provided: s3cret-token."}}')
-    security = SecurityConfig(token_env="MY_TOKEN")
-    with HttpPeer(scripted([refusal])) as peer, client_of(peer.address, **dict(security)) as client:
         call = ask(client)
-    assert peer.requests[0].headers["authorization"] == "Bearer s3cret-token"
-    assert call.error == 'HTTP 401: {"error": {"message": "Incorrect API key provided: ***."}}'
-    monkeypatch.delenv("MY_TOKEN")
-    with pytest.raises(ConfigError, match="MY_TOKEN"), client_of("http://127.0.0.1:1/v1", **dict(security)):
-        pass
+    assert (call.status, "cannot connect to 127.0.0.1" in call.error, "refused" in call.error) == (
+        "UNAVAILABLE",
+        True,
+        True,
+    )
 
 
 def test_tls_is_checked_and_connections_are_kept(tmp_path: Path) -> None:

@@ -212,10 +212,13 @@ def test_a_line_that_came_late_was_written_when_it_says(head: str, zone_h: int) 
     assert 0 <= late - (NOON + away + 10 * SECOND) <= 1.1 * SECOND
 
 
-def test_a_clock_that_was_set_back_is_learnt_anew() -> None:
+@pytest.mark.parametrize(
+    ("before", "after"), [("10-25 02:59:59", "10-25 02:00:00"), ("12-31 23:59:59", "01-01 00:00:00")]
+)
+def test_a_clock_that_was_set_back_is_learnt_anew(before: str, after: str) -> None:
     clock = LineClock()
-    clock.moment("INFO 10-25 02:59:59 [x.py:1] ", NOON)
-    assert clock.moment("INFO 10-25 02:00:00 [x.py:1] ", NOON + SECOND) == NOON + SECOND
+    clock.moment(f"INFO {before} [x.py:1] ", NOON)
+    assert clock.moment(f"INFO {after} [x.py:1] ", NOON + SECOND) == NOON + SECOND
 
 
 def test_the_history_of_a_log_is_dated_from_its_newest_line() -> None:

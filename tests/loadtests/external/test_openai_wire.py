@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Callable, Iterator
-from importlib.util import find_spec
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from tailgate.loadtests.external.addresses import parse_address
 from tailgate.loadtests.external.answers import Answer, FailedError, Probe, ask, wait_ready
 from tailgate.loadtests.external.arms import ExternalArm, OipArm, OipOptions, OpenAiArm, OpenAiOptions
 from tailgate.loadtests.external.asking import Asking
-from tailgate.loadtests.external.client_security import SecurityConfig
 from tailgate.loadtests.external.openai_wire import (
     LARGEST_EVENT,
     EventStream,
@@ -27,7 +25,6 @@ from tailgate.loadtests.external.openai_wire import (
     request_body,
     request_path,
 )
-from tests.fakes import triton
 from tests.fakes.credentials import make_certificates
 from tests.fakes.http_servers import DONE, HttpPeer, Request, answer, event, plain, said, usage
 from tests.fakes.processes import refusal
@@ -56,12 +53,6 @@ def test_events_are_the_same_at_any_byte_boundary(events: list[list[str]], end: 
     found = [event for piece in cut(data, places) for event in stream.feed(piece)]
     whole = ["\n".join(event).encode() for event in events]
     assert found == [data for data in whole if data.strip()]
-
-
-@given(st.binary(max_size=300), st.lists(st.integers(0, 10_000), max_size=10))
-def test_any_bytes_give_the_same_events_whole_or_in_pieces(data: bytes, places: list[int]) -> None:
-    whole, pieces = EventStream(), EventStream()
-    assert whole.feed(data) == [event for piece in cut(data, places) for event in pieces.feed(piece)]
 
 
 def test_endless_event_is_refused() -> None:
@@ -123,7 +114,7 @@ def test_completions_take_text_and_chats_one_message() -> None:
     assert body(OpenAiOptions(usage="each"), "x")["stream_options"] == each
     chat = OpenAiOptions(endpoint="chat", usage="off")
     assert body(chat, "hello") == {**common, "messages": [{"role": "user", "content": "hello"}]}
-    assert request_path(chat, parse_address("http://h", "openai")) == "/chat/completions"
+    assert request_path(chat, parse_address("http://h/m/", "openai")) == "/m/chat/completions"
 
 
 @pytest.mark.parametrize(
@@ -158,11 +149,6 @@ def asked(config: ExternalArm, timeout_s: float = 5.0) -> Answer:
     return ask(config, config.address[0], ASKING, timeout_s=timeout_s)
 
 
-def failure(script: Callable[[Request], object], timeout_s: float = 5.0) -> str:
-    with HttpPeer(script) as peer:
-        return refusal(FailedError, asked, openai(peer.address), timeout_s=timeout_s)
-
-
 def test_completions_are_asked_greedily_whatever_the_settings_say() -> None:
     with HttpPeer(leaving(answer(said(" a b", finish="length"), DONE))) as peer:
         options = OpenAiOptions(length_fields=("ignore_eos",), extra={"temperature": 0.8, "seed": 1, "stop": ["</s>"]})
@@ -182,39 +168,20 @@ def test_time_is_over_even_while_a_server_sends_now_and_then(piece: bytes) -> No
             time.sleep(0.05)
         return False
 
-    assert failure(script, timeout_s=0.4) == "no answer within 0.4 s"
+    with HttpPeer(script) as peer:
+        assert refusal(FailedError, asked, openai(peer.address), timeout_s=0.4) == "no answer within 0.4 s"
 
 
-def test_token_is_shown_to_the_server_and_in_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MY_TOKEN", "s3cret")
-    security = SecurityConfig(token_env="MY_TOKEN")
-    with HttpPeer(lambda request: request.send(plain("403 No", b"s3cret may not"))) as peer:
-        why = refusal(FailedError, asked, openai(peer.address, **dict(security)))
-    assert peer.requests[-1].headers["authorization"] == "Bearer s3cret"
-    assert why == "PERMISSION_DENIED: HTTP 403: *** may not"
-    monkeypatch.delenv("MY_TOKEN")
-    assert "MY_TOKEN" in refusal(FailedError, asked, openai("http://127.0.0.1:9/v1", **dict(security)))
-
-
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    if find_spec("tritonclient") is None:
-        pytest.skip("tritonclient is not installed")
-    with triton.served() as address:
-        yield address
-
-
-def test_inference_servers_give_text(address: str) -> None:
-    text = asked(oip(address, "text"))
-    assert (text.text, text.pieces) == (" word0 word1 word2 word3", 4)
+def test_a_token_that_is_not_there_is_named() -> None:
+    assert "MY_TOKEN" in refusal(FailedError, asked, openai("http://127.0.0.1:9/v1", token_env="MY_TOKEN"))
 
 
 GOOD = answer(said("a"), said(" b"), said("", finish="length"), usage(8, 9), DONE)
 HEALTHY = plain("200 OK")
 
 
-def server(post: bytes, get: bytes = HEALTHY) -> Callable[[Request], None]:
-    return lambda request: request.send(post if request.line.startswith("POST") else get)
+def server(post: bytes) -> Callable[[Request], None]:
+    return lambda request: request.send(post if request.line.startswith("POST") else HEALTHY)
 
 
 def probe(config: ExternalArm, timeout_s: float = 5.0, check: Callable[[], None] = lambda: None) -> Probe:
@@ -281,19 +248,16 @@ def test_user_can_end_the_wait_for_a_server_that_is_silent() -> None:
 def test_certificate_is_checked(tmp_path: Path) -> None:
     files = make_certificates(tmp_path, "model.example")
     with HttpPeer(server(GOOD), tls=context(files, protocols=())) as peer:
-        named = SecurityConfig(tls_ca=files.ca, tls_server_name="model.example")
-        assert probe(openai(peer.address, **dict(named))).tokens == 8
-        for security, says in (
-            (SecurityConfig(), "not trusted.*tls_ca"),
-            (SecurityConfig(tls_ca=files.ca), "is for another name.*tls_server_name"),
-        ):
-            with pytest.raises(FailedError, match=says) as caught:
-                probe(openai(peer.address, **dict(security)))
-            assert not caught.value.not_yet
+        assert probe(openai(peer.address, tls_ca=files.ca, tls_server_name="model.example")).tokens == 8
+        with pytest.raises(FailedError, match=r"is for another name.*tls_server_name") as caught:
+            probe(openai(peer.address, tls_ca=files.ca))
+        assert not caught.value.not_yet
 
 
-def test_inference_server_answers_as_the_load_will_ask(address: str) -> None:
-    assert probe(oip(address, "text")).tokens is None
+def test_inference_servers_give_text_and_no_count(triton_address: str) -> None:
+    text = asked(oip(triton_address, "text"))
+    assert (text.text, text.pieces) == (" word0 word1 word2 word3", 4)
+    assert probe(oip(triton_address, "text")).tokens is None
 
 
 @pytest.mark.parametrize(
@@ -310,27 +274,21 @@ def test_inference_server_answers_as_the_load_will_ask(address: str) -> None:
     ],
 )
 def test_inference_server_that_cannot_be_used_says_why(
-    address: str, model: str, options: dict[str, Any], says: str
+    triton_address: str, model: str, options: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(FailedError, match=says) as caught:
-        probe(oip(address, model, **options))
+        probe(oip(triton_address, model, **options))
     assert not caught.value.not_yet
 
 
-def test_model_that_loads_is_waited_for(address: str) -> None:
+def test_model_that_loads_is_waited_for(triton_address: str) -> None:
     for config, says in (
-        (oip(address, "loading"), 'model "loading" is not ready'),
+        (oip(triton_address, "loading"), 'model "loading" is not ready'),
         (oip("grpc://127.0.0.1:1", "text"), "UNAVAILABLE"),
     ):
         with pytest.raises(FailedError, match=says) as caught:
             probe(config, timeout_s=0.2)
         assert caught.value.not_yet
-
-
-def test_an_address_may_have_a_path_and_no_port() -> None:
-    address = parse_address("https://r.com/openai/m/", "openai")
-    assert (address.target, address.host_header) == ("r.com:443", "r.com")
-    assert request_path(OpenAiOptions(), address) == "/openai/m/completions"
 
 
 def test_a_list_of_models_that_gets_no_answer_is_named() -> None:

@@ -272,10 +272,9 @@ def test_every_question_is_answered_in_full_or_the_status_says_why_not() -> None
 
 
 def test_what_goes_wrong_in_a_thread_goes_wrong_for_who_waits() -> None:
-    for problem in (IndexError("of the task"), ValueError("of the task")):
-        tasks = [lambda: 1, Mock(side_effect=problem), lambda: 3]
-        with pytest.raises(type(problem), match="of the task"):
-            in_threads(tasks, at_once=2, wait=lambda _: None)
+    tasks = [lambda: 1, Mock(side_effect=ValueError("of the task")), lambda: 3]
+    with pytest.raises(ValueError, match="of the task"):
+        in_threads(tasks, at_once=2, wait=lambda _: None)
 
 
 def test_each_replica_is_compared_with_the_first_of_the_control() -> None:
