@@ -290,7 +290,7 @@ def test_parity_takes_its_time_from_the_budget(
             search.time_s += 1.0
         return {"verdict": "PASS", "arms": []}
 
-    monkeypatch.setattr(Orchestrator, "_measure_parity", measure)
+    monkeypatch.setattr(Orchestrator, "measure_parity", measure)
     outcome = search.run()
     assert search.spent_s <= budget_s
     if budget_s < 300.0:
