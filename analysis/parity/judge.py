@@ -163,10 +163,9 @@ def _judge_quantised(task: Task, arm: Answers, alike: Answers) -> list[Finding]:
     if own.finite.all():
         # Up to the first token that leaves the control's, the engine must answer what the arm's own logits prefer. The
         # bound is the arm's own: a small difference between two steps may turn a number to the next quantised one.
-        shared = np.ones(len(own.error), dtype=np.bool_)
-        for at in left:
-            shared[at + 1 :] &= place.request[at + 1 :] != place.request[at]
-        taken = [(position, token) for position, token in enumerate(_answered(arm)) if shared[position]]
+        request = place.request
+        leaves = dict(zip(request[left], left, strict=True))
+        taken = [(at, token) for at, token in enumerate(_answered(arm)) if at <= leaves.get(request[at], at)]
         findings.append(_flips("answers", arm.name, arm.logits, noise_bound(own, task.dtype), taken, place))
         findings += judge_evenness(arm.name, own, task.base, place, task.dtype)
     if alike is not arm:

@@ -72,9 +72,8 @@ def judge_vectors(
         return Finding("cosine", beyond if below else PASS, reason, value=value, limit=limit)
 
     arms = {arm: [near(arm, FAIL)] for arm in vectors if arm != control}
-    return concluded(
-        control, [near(control, INCONCLUSIVE), _distinct(vectors[control], rows, limit)], arms, refused=refused
-    )
+    checked = [near(control, INCONCLUSIVE), _distinct(vectors[control], rows, limit)]
+    return concluded(control, checked, arms, refused=refused)
 
 
 def _distinct(control: Matrix, rows: TextRows, limit: float) -> Finding:
