@@ -255,7 +255,7 @@ def test_compiles_in_a_log_are_recorded_from_the_trial_s_start(tmp_path: Path) -
 
 
 def test_a_program_s_output_is_followed_and_what_it_leaves_out_is_a_blind_spot(tmp_path: Path) -> None:
-    code = f"import time; print({TRITON!r}, flush=True); time.sleep(600)"
+    code = f"import sys, time; print({TRITON!r}, file=sys.stderr, flush=True); time.sleep(600)"
     trial = external_trial(tmp_path / "trial-01", {"log_command": [sys.executable, "-c", code]}, replicas=2)
     # One log for two replicas: whose compile it was is not known.
     rows, facts = followed(trial, lambda logs: wait_for(lambda: (trial.logs / "vllm.log").stat().st_size > 0))
