@@ -62,18 +62,18 @@ def in_threads(tasks: Sequence[Callable[[], T]], *, at_once: int, wait: Callable
     """
     futures: list[Future[T]] = [Future() for _ in tasks]
     pending = set(futures)
-    turns = threading.Semaphore(at_once)
+    left = iter([*zip(futures, tasks, strict=True)])  # shared by the threads
 
-    def work(future: Future[T], task: Callable[[], T]) -> None:
-        with turns:
+    def work() -> None:
+        for future, task in left:
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(task())
                 except Exception as error:
                     future.set_exception(error)
 
-    for pair in zip(futures, tasks, strict=True):
-        threading.Thread(target=work, args=pair, daemon=True).start()
+    for _ in range(at_once):
+        threading.Thread(target=work, daemon=True).start()
     try:
         while pending:
             wait(len(futures) - len(pending))
