@@ -24,7 +24,6 @@ from tests.fakes.http_servers import DONE, HttpPeer, answer, said, scripted, usa
 from tests.fakes.inference import Behaviour, serve
 from tests.loadtests.generator.test_generator import Run, schedule
 
-MS = 1_000_000
 ENSEMBLE = OipOptions(max_tokens_tensor="max_tokens", parameters_tensor="", batched=True)
 
 
