@@ -68,15 +68,12 @@ def command(
     from tailgate.loadtests.trials.run import ARM_COMMAND
     from tailgate.loadtests.trials.users_ramp import UsersRamp
 
-    changes = [*(settings or ()), *(["ramp.load=none", f"users.admin={admin}"] if admin else [])]
-    changes += ["ramp.load=none", f"users.provider={provider}"] if provider else []
-    table = load_table(experiment, settings=changes, trace=trace)
-    if table_of(table, "ramp").get("load") == "none":
-        table = production_table(table)
-    loaded = ramped(from_table(table), at_most_s=at_most)
+    changes = [f"users.{key}={value}" for key, value in (("admin", admin), ("provider", provider)) if value]
+    table = load_table(experiment, settings=[*(settings or ()), *changes], trace=trace)
     run: Orchestrator
-    if loaded.ramp.load == "none":
-        run = UsersRamp(loaded, out=Path(out))
+    if any(table_of(table, "users").get(key) for key in ("admin", "route", "provider")):
+        run = UsersRamp(ramped(from_table(production_table(table)), at_most_s=at_most), out=Path(out))
     else:
+        loaded = ramped(from_table(table), at_most_s=at_most)
         run = RampRun(loaded, out=Path(out), arm_command=context.obj or ARM_COMMAND)
     return run_and_judge(run, page=page, metrics=metrics, verbosity=verbose - quiet, as_json=as_json)
