@@ -17,17 +17,8 @@ from statistics import mean
 from typing import Any
 
 from tailgate.analysis.frontier.holdings import Frontier, frontier_of
-from tailgate.analysis.frontier.search import (
-    FEWEST_STEPS,
-    Budget,
-    Left,
-    Turn,
-    first_turns,
-    fitted,
-    least_s,
-    next_round,
-)
-from tailgate.analysis.judging.load_steps import Step
+from tailgate.analysis.frontier.search import FEWEST_STEPS, Budget, Left, Turn, first_turns, fitted, next_round
+from tailgate.analysis.judging.load_steps import FEWEST_STARTS, Step
 from tailgate.analysis.records.documents import write_document
 from tailgate.loadtests.experiments.model import Experiment
 from tailgate.loadtests.trials.context import BudgetSpentError, RunError, StartError, TrialContext
@@ -46,10 +37,7 @@ _EAGER_START_S, _COMPILED_START_S, _AROUND_S = 10.0, 60.0, 12.0
 
 
 class FrontierSearch(Orchestrator):
-    """Run one experiment as a search that takes `budget_s` from now on.
-
-    `gated`: the verdicts of the gates are asked for.
-    """
+    """Run one experiment as a search that takes `budget_s` from now on."""
 
     def __init__(
         self,
@@ -57,13 +45,11 @@ class FrontierSearch(Orchestrator):
         *,
         out: Path,
         budget_s: float,
-        gated: bool = False,
         status: Status | None = None,
         arm_command: Sequence[str] = ARM_COMMAND,
     ) -> None:
         super().__init__(experiment, out=out, status=status, arm_command=arm_command)
         self._budget_s = budget_s
-        self._gated = gated
         self._starts_s: dict[str, list[float]] = {}  # what the starts of each arm took until now
         self._around_s: list[float] = []  # what trials took in addition to their start and their steps
         self._left: list[Left] = []
@@ -233,7 +219,6 @@ class FrontierSearch(Orchestrator):
             "schema": SCHEMA,
             "budget_s": self._budget_s,
             "spent_s": self.spent_s,
-            "gated": self._gated,
             "stop": stop,
             "turns": self._turns,
             "left": [{"arm": item.arm, "reason": item.reason} for item in self._left],
@@ -247,11 +232,10 @@ class FrontierSearch(Orchestrator):
 
 
 def check_budget(experiment: Experiment, minutes: float) -> None:
-    """Raise ConfigError unless the minutes are enough for two starts of every arm with a few steps each, if starts
-    took no time."""
+    """Raise ConfigError unless the minutes are enough for the fewest starts of every arm with the fewest steps, if
+    starts took no time."""
     traffic = experiment.traffic
-    budget = Budget(total_s=minutes * 60.0, step_s=traffic.step_s, around_s=traffic.rampup_s)
-    least = least_s(dict.fromkeys((arm.name for arm in experiment.arms), 0.0), budget) / 60.0
+    least = FEWEST_STARTS * len(experiment.arms) * (traffic.rampup_s + FEWEST_STEPS * traffic.step_s) / 60.0
     if minutes < least:
         raise ConfigError(
             f"--budget is {minutes:g} minutes, but two starts of {len(experiment.arms)} arms with {FEWEST_STEPS} steps "

@@ -171,16 +171,17 @@ def test_a_search_ends_when_no_start_fits_any_more() -> None:
 def test_a_round_never_plans_more_than_is_left(total_s: float, spent: float, number: int, step_s: float) -> None:
     budget = replace(BUDGET, total_s=total_s, step_s=step_s)
     planned = round_of(FIRST, budget=budget, spent_s=spent * total_s, number=number)
-    assert sum(turn.seconds for turn in planned.turns) <= (1.0 - spent) * total_s + 1e-6
+    planned_s = sum(budget.turn_s(turn.steps, START_S[turn.arm]) for turn in planned.turns)
+    assert planned_s <= (1.0 - spent) * total_s + 1e-6
     assert bool(planned.turns) != bool(planned.stop)
     assert all(FEWEST_STEPS <= turn.steps <= budget.steps for turn in planned.turns)
 
 
 def test_a_turn_has_no_more_steps_than_time_is_left_for() -> None:
-    planned = Turn(arm="padded", steps=8, seconds=300.0)
+    planned = Turn(arm="padded", steps=8)
     assert fitted(planned, start_s=START_S["padded"], budget=BUDGET, left_s=1000.0) == planned
     shorter = fitted(planned, start_s=START_S["padded"], budget=BUDGET, left_s=40.0 + 20.0 + 4 * 30.0)
-    assert shorter == Turn(arm="padded", steps=4, seconds=180.0)
+    assert shorter == Turn(arm="padded", steps=4)
     assert fitted(planned, start_s=START_S["padded"], budget=BUDGET, left_s=40.0 + 20.0 + 2.9 * 30.0) is None
 
 

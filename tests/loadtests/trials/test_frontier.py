@@ -303,5 +303,5 @@ def test_parity_takes_its_time_from_the_budget(
 
 
 def test_the_starts_of_an_arm_are_spread_out() -> None:
-    turns = [Turn(arm=arm, steps=3, seconds=10.0) for arm in "aabbc"]
+    turns = [Turn(arm=arm, steps=3) for arm in "aabbc"]
     assert [item.arm for item in searching.in_rounds(turns)] == ["a", "b", "c", "a", "b"]
