@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from tailgate.analysis.records.weight_journal import BY_HAND, read_weights
+from tailgate.analysis.records.weight_journal import BY_HAND, read_journal
 from tailgate.analysis.settings.gate_limits import GateLimits
 from tailgate.analysis.settings.ramp_limits import RampLimits
 from tailgate.loadtests.experiments.model import Experiment
@@ -97,7 +97,7 @@ class Ramp:
 
     @property
     def actions(self) -> list[str]:
-        return [change.action for change in read_weights(self.folder)]
+        return [change.action for change in read_journal(self.folder)[0]]
 
 
 @pytest.fixture
@@ -108,12 +108,12 @@ def ramp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ramp:
 def test_the_first_step_is_recorded_before_and_after_the_splitter_takes_it(ramp: Ramp) -> None:
     ramp.splitter.deaf = True
     ramp.poll()
-    (change,) = read_weights(ramp.folder)
+    (change,) = read_journal(ramp.folder)[0]
     assert (change.action, change.weights, change.done_ns) == ("start", FIRST, None)
     assert ramp.splitter.kept == CONFIGURED
     ramp.splitter.deaf = False
     ramp.poll()
-    (change,) = read_weights(ramp.folder)
+    (change,) = read_journal(ramp.folder)[0]
     assert change.done_ns is not None
     assert ramp.splitter.kept == FIRST
 
@@ -147,7 +147,7 @@ def test_weights_that_another_program_sets_are_left_and_end_the_ramp(ramp: Ramp,
     ramp.splitter.deaf, ramp.splitter.kept = False, dict(FOREIGN)
     ramp.poll(3)
     assert ramp.actions == ["start", *([due] if due else []), BY_HAND]
-    assert read_weights(ramp.folder)[-1].weights == ramp.splitter.kept == FOREIGN
+    assert read_journal(ramp.folder)[0][-1].weights == ramp.splitter.kept == FOREIGN
     assert any("the weights are eager=4000, new=6000 now" in text and due in text for text in said)
     assert "another program changed eager=9900, new=100" in str(ramp.facts.ended)
 
@@ -197,7 +197,7 @@ def test_an_open_step_is_held_or_rolled_back(
     ramp.poll(3, after_s=waits_s[1])
     ended = [] if share and not why else [on_inconclusive]
     assert (ramp.actions, ramp.splitter.kept["new"]) == (["start", *ended], share)
-    assert all(words in read_weights(ramp.folder)[-1].why for words in why)
+    assert all(words in read_journal(ramp.folder)[0][-1].why for words in why)
 
 
 def test_the_last_step_is_not_promoted_without_an_interim_analysis(ramp: Ramp) -> None:

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 import yaml
 
-from tailgate.analysis.records.weight_journal import BY_HAND, BY_OTHERS, read_weights
+from tailgate.analysis.records.weight_journal import BY_HAND, BY_OTHERS, read_journal
 from tailgate.loadtests.experiments.users import UsersConfig
 from tailgate.loadtests.trials import weights
 from tailgate.loadtests.trials.status import ReplicaState
@@ -62,7 +62,7 @@ def test_a_ramp_of_a_route_goes_up_and_back_with_exactly_the_rights_of_the_role(
         ramp.die()
         ramp.poll()
         assert in_route(cluster) == {"eager": 10_000, "new": 0}
-        last = read_weights(tmp_path)[-1]
+        last = read_journal(tmp_path)[0][-1]
         assert (last.action, last.done_ns is not None) == ("rollback", True)
         assert cluster.requests[-1][0] == "PATCH", "an accepted change is not waited for"
         assert {status for _, status in cluster.requests} == {200}, "nothing was forbidden"
@@ -94,11 +94,11 @@ def test_a_change_by_hand_is_recorded_once_with_the_weights_before(split: Split,
     splitter = EnvoySplitter(admin)
     controller = WeightController(tmp_path, CONFIGURED, trial=2, configured=CONFIGURED)
     assert controller.poll(splitter) is None
-    assert read_weights(tmp_path) == ()
+    assert read_journal(tmp_path)[0] == ()
     reweight(admin, {"compiled": 9})
     change = controller.poll(splitter)
     assert controller.poll(splitter) is None
-    start, written = read_weights(tmp_path)
+    start, written = read_journal(tmp_path)[0]
     assert written == change
     assert (start.weights, start.shadows, start.action) == (CONFIGURED, {}, "start")
     assert written.weights == {"eager": 9, "compiled": 9, "dark": 0}
@@ -118,7 +118,7 @@ def test_weights_that_others_move_are_recorded_from_the_first_reading(split: Spl
     for compiled in (1, 1, 3):
         reweight(split.envoy.admin, {"compiled": compiled})
         controller.poll(splitter)
-    found = [(change.action, change.step, change.weights["compiled"]) for change in read_weights(tmp_path)]
+    found = [(change.action, change.step, change.weights["compiled"]) for change in read_journal(tmp_path)[0]]
     assert found == [(BY_OTHERS, 0, 1), (BY_OTHERS, 0, 3)]
 
 
