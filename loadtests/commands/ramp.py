@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from tailgate.loadtests.commands import options
-
-if TYPE_CHECKING:
-    from tailgate.loadtests.trials.run import Orchestrator
 
 EXAMPLES = """\
   tailgate ramp canary.toml
@@ -70,10 +68,9 @@ def command(
 
     changes = [f"users.{key}={value}" for key, value in (("admin", admin), ("provider", provider)) if value]
     table = load_table(experiment, settings=[*(settings or ()), *changes], trace=trace)
-    run: Orchestrator
-    if any(table_of(table, "users").get(key) for key in ("admin", "route", "provider")):
-        run = UsersRamp(ramped(from_table(production_table(table)), at_most_s=at_most), out=Path(out))
-    else:
-        loaded = ramped(from_table(table), at_most_s=at_most)
-        run = RampRun(loaded, out=Path(out), arm_command=context.obj or ARM_COMMAND)
-    return run_and_judge(run, page=page, metrics=metrics, verbosity=verbose - quiet, as_json=as_json)
+    production = any(table_of(table, "users").get(key) for key in ("admin", "route", "provider"))
+    loaded = ramped(from_table(production_table(table) if production else table), at_most_s=at_most)
+    run = UsersRamp if production else partial(RampRun, arm_command=context.obj or ARM_COMMAND)
+    return run_and_judge(
+        run(loaded, out=Path(out)), page=page, metrics=metrics, verbosity=verbose - quiet, as_json=as_json
+    )

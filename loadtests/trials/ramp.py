@@ -80,11 +80,6 @@ class Candidate:
         self._most_silent_s = max(_SILENT_S, _SILENT_BLOCKS * experiment.gates.block_s)
         self._counts = deque([(0, 0, 0)])  # (when, requests finished, of these failed)
 
-    @property
-    def finished(self) -> int:
-        """Return how many of its requests had ended at the last look at its alarms."""
-        return self._counts[-1][1]
-
     def alarms(self, trial: Steered) -> list[Alarm]:
         """Return what happened to it while it served, in order. Errors count since its share last changed."""
         at_ns, (_, finished, failed) = now_ns(), self._counts[-1]
@@ -174,19 +169,16 @@ class RampControl:
         self._sync(trial)
         if self._end_ns is not None or weights.last.action == "rollback":
             return  # decided once, whether or not the splitter has taken it
-        if (alarms := self._candidate.alarms(trial)) or self._is_over(trial):
+        # After the traffic nothing rolls an open step back.
+        is_over = now_ns() >= facts.start_ns + round(facts.duration_s * 1e9) - _LAST_NS
+        alarms = self._candidate.alarms(trial)
+        if alarms or (is_over and self._limits.on_inconclusive == "rollback"):
             why = alarms[0].why if alarms else "the ramp ran out of time before the step was decided"
             self._act(trial, "rollback", why, cause_ns=alarms[0].at_ns if alarms else None)
         elif weights.due is None:
             self._decide(trial)
         if weights.due is not None:
             self._sync(trial)
-
-    def _is_over(self, trial: Steered) -> bool:
-        """Return whether the traffic ends in a moment, after which nothing rolls an open step back."""
-        facts = trial.context.facts
-        end_ns = (facts.start_ns or 0) + round(facts.duration_s * 1e9)
-        return self._limits.on_inconclusive == "rollback" and now_ns() >= end_ns - _LAST_NS
 
     def _decide(self, trial: Steered) -> None:
         """Act on an interim analysis that is new and of the present weights.

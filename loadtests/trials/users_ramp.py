@@ -281,6 +281,7 @@ class PassiveRamp:
             candidate.weights.poll(trial.splitter)
         except UNANSWERED as error:
             trial.context.status.detail = f"the splitter does not answer: {error}"
+        load = trial.context.status.load.arms.get(candidate.name)
         standing, failed = candidate.standing, [alarm.why for alarm in candidate.alarms(trial)]
         failed += [standing.failed] if standing.failed is not None else []
         self._failed = tuple(failed) or self._failed
@@ -291,7 +292,7 @@ class PassiveRamp:
             failed=self._failed,
             missing=candidate.missing(),
             standing=standing,
-            unseen=candidate.finished < candidate.limits.least_requests,
+            unseen=load is None or load.finished < candidate.limits.least_requests,
             interim=candidate.interim["number"] or None,
         )
 

@@ -43,7 +43,8 @@ def routed(namespace: str = "models") -> Iterator[tuple[FakeCluster, Splitter]]:
     """A cluster whose route gives everything to "eager", and its splitter; who asks has the rights of rbac.yaml."""
     cluster = FakeCluster(route_of({"eager": 1, "new": 0}), namespace=namespace, rules=ROLE["rules"])
     with served(cluster) as port:
-        splitter = splitter_of(UsersConfig(route=f"{namespace}/tailgate", api=f"127.0.0.1:{port}"), ("eager", "new"))
+        users = UsersConfig(route=f"{namespace}/tailgate", api=f"127.0.0.1:{port}", access_log="requests.log")
+        splitter = splitter_of(users, ("eager", "new"))
         yield cluster, splitter
 
 
