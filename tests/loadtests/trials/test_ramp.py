@@ -167,13 +167,26 @@ def test_a_change_that_was_taken_though_the_answer_was_lost_is_no_other_program(
     assert ramp.splitter.kept == BACK
 
 
-def test_nothing_is_decided_while_the_weights_are_unknown(ramp: Ramp) -> None:
-    ramp.poll()
-    ramp.splitter.deaf = True
-    ramp.interim = {"number": 1, "at_ns": ramp.clock_ns + 10**12, "arms": {}}
+@pytest.mark.parametrize(
+    ("waits_s", "age_s", "deaf", "advances"),
+    [
+        (100, 0, False, True),
+        (100, 0, True, False),  # the weights are unknown
+        (100, 101, False, False),  # it is of the weights before
+        (200, 130, False, False),  # it is too old
+    ],
+)
+def test_a_step_up_takes_a_recent_interim_analysis_of_the_weights_in_force(
+    ramp: Ramp, waits_s: float, age_s: float, deaf: bool, advances: bool
+) -> None:
+    ramp.poll(2)
+    ramp.splitter.deaf = deaf
+    ramp.clock_ns += int(waits_s * 1e9)
+    evidence = {"safe": True, "passed": True, "requests": 100}
+    ramp.interim = {"number": 1, "at_ns": ramp.clock_ns - int(age_s * 1e9), "step": evidence}
     ramp.poll(3)
-    assert ramp.actions == ["start"]
-    assert "does not answer" in ramp.status.detail
+    assert ramp.actions == ["start", *["advance"] * advances]
+    assert ("does not answer" in ramp.status.detail) is deaf
 
 
 @pytest.mark.parametrize(("on_inconclusive", "share"), [("hold", 100), ("rollback", 0)])
@@ -198,13 +211,18 @@ def test_an_open_step_is_held_or_rolled_back(
     ended = [] if share and not why else [on_inconclusive]
     assert (ramp.actions, ramp.splitter.kept["new"]) == (["start", *ended], share)
     assert all(words in read_journal(ramp.folder)[0][-1].why for words in why)
+    lines = (ramp.folder / "weights.jsonl").read_text().count("\n")
+    assert lines == 2 + {"hold": 1, "rollback": 2}[on_inconclusive] * len(ended), "a share that stays is not sent again"
 
 
-def test_the_last_step_is_not_promoted_without_an_interim_analysis(ramp: Ramp) -> None:
+def test_the_last_step_is_promoted_by_an_interim_analysis_alone_and_ends_the_ramp(ramp: Ramp) -> None:
     ramp.control = ramp.controller(step=2)
     ramp.poll(2)
     ramp.poll(3, after_s=10_000)
     assert ramp.actions == ["start"]
+    ramp.interim = {"number": 1, "at_ns": ramp.clock_ns}
+    ramp.poll(3)
+    assert (ramp.actions, len(ramp.ends)) == (["start", "promoted"], 1)
 
 
 @pytest.mark.parametrize(
