@@ -481,7 +481,7 @@ _FILES = {
     "trial-NN/answers-ARM.json": "the answers of an external arm to the same prompts",
     "trial-NN/logs/": "one log for each replica, Envoy, Locust and the machine monitor",
     "parity.json": "how much each arm differs from the control and from float64 (`parity.full`, `tailgate parity`)",
-    "frontier.json": "every decision of a search (`tailgate frontier`)",
+    "frontier.json": "how a search ended (`tailgate frontier`): its time, and why arms left it",
     "weights.jsonl": "every change of the splitter's weights",
     "interim.jsonl": "every interim analysis",
     "status.json, load.jsonl": "what the live page reads",

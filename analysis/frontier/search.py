@@ -23,21 +23,22 @@ from tailgate.analysis.wording import digits, duration_text
 
 FEWEST_STEPS = 3  # of a start: one surely held, one near the knee, one missed
 _MOST_ROUNDS = 8
+_RESOLUTION = 0.15  # a knee is known closely enough when the far end of its interval is this much above the near one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
     """`total_s` for the whole search. A start costs `around_s` more than its steps and its warm-up: splitter, ramp-up,
-    stopping. It takes `steps` steps of `step_s` at most.
-
-    A knee is known closely enough when the far end of its interval is `resolution` above the near one.
-    """
+    stopping. It takes `steps` steps of `step_s` at most."""
 
     total_s: float
     step_s: float
     steps: int = 8
     around_s: float = 0.0
-    resolution: float = 0.15
+
+    def turn_s(self, steps: int, start_s: float) -> float:
+        """Return the seconds of a turn with so many steps of an arm that takes `start_s` to start."""
+        return start_s + self.around_s + steps * self.step_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +47,6 @@ class Turn:
 
     arm: str
     steps: int
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,30 +68,26 @@ class Round:
 
 def first_turns(arms: Sequence[str], start_s: Mapping[str, float], budget: Budget) -> tuple[Turn, ...]:
     """Return one start of every arm, the control first, with as many steps as leave half of the budget."""
-    guessed = {arm: start_s[arm] for arm in arms}
     counts = range(budget.steps, FEWEST_STEPS, -1)
     half = budget.total_s / FEWEST_STARTS
-    steps = next((count for count in counts if _all_s(guessed, count, budget) <= half), FEWEST_STEPS)
-    return tuple(Turn(arm=arm, steps=steps, seconds=_turn_s(arm, steps, start_s, budget)) for arm in arms)
+    steps = next((count for count in counts if _all_s(start_s, count, budget) <= half), FEWEST_STEPS)
+    return tuple(Turn(arm=arm, steps=steps) for arm in arms)
 
 
 def fitted(turn: Turn, *, start_s: float, budget: Budget, left_s: float) -> Turn | None:
     """Shorten the turn to the steps that fit into the time left after a start; None if too few fit."""
-    count = int((left_s - start_s - budget.around_s) / budget.step_s + 1e-9)
-    steps = min(turn.steps, count)
-    if steps < FEWEST_STEPS:
-        return None
-    return Turn(arm=turn.arm, steps=steps, seconds=_turn_s(turn.arm, steps, {turn.arm: start_s}, budget))
+    steps = min(turn.steps, _steps_in(left_s, start_s, budget))
+    return Turn(arm=turn.arm, steps=steps) if steps >= FEWEST_STEPS else None
 
 
-def least_s(start_s: Mapping[str, float], budget: Budget) -> float:
-    """Return the least time of a search: the shortest start of every arm, as often as an arm needs for a result."""
-    return FEWEST_STARTS * _all_s(start_s, FEWEST_STEPS, budget)
+def _steps_in(seconds: float, start_s: float, budget: Budget) -> int:
+    """Return how many steps fit into the seconds of one start."""
+    return int((seconds - start_s - budget.around_s) / budget.step_s + 1e-9)
 
 
 def _all_s(start_s: Mapping[str, float], steps: int, budget: Budget) -> float:
     """Return the seconds of one start of every arm with so many steps."""
-    return sum(_turn_s(arm, steps, start_s, budget) for arm in start_s)
+    return sum(budget.turn_s(steps, seconds) for seconds in start_s.values())
 
 
 def next_round(
@@ -112,7 +108,7 @@ def next_round(
     staying = [arm for arm in frontier.arms if arm not in gone]
     left = _leaving(frontier, staying)
     staying = [arm for arm in staying if arm not in {item.arm for item in left}]
-    wanting = [arm for arm in staying if _open(frontier, arm, staying, budget)]
+    wanting = [arm for arm in staying if _open(frontier, arm, staying)]
     remaining_s = budget.total_s - spent_s
     if not wanting:
         return Round(turns=(), left=tuple(left), stop="the answer is decided")
@@ -142,9 +138,9 @@ def _leaving(frontier: Frontier, staying: Sequence[str]) -> list[Left]:
     return left
 
 
-def _open(frontier: Frontier, arm: str, staying: Sequence[str], budget: Budget) -> bool:
+def _open(frontier: Frontier, arm: str, staying: Sequence[str]) -> bool:
     """Return whether more steps of the arm could change an answer: its knee or its order is still open."""
-    if _width(frontier.of(arm)) > 1.0 + budget.resolution:
+    if _width(frontier.of(arm)) > 1.0 + _RESOLUTION:
         return True
     others = (other for other in staying if other != arm)
     return any(not frontier.surely_more(arm, other) and not frontier.surely_more(other, arm) for other in others)
@@ -170,19 +166,14 @@ def _turns(
     ordered = sorted(wanting, key=lambda arm: (-_width(frontier.of(arm)), frontier.of(arm).starts))
     while ordered:
         each_s = share_s / len(ordered)
-        if all(_turn_s(arm, FEWEST_STEPS, start_s, budget) <= each_s for arm in ordered):
+        if all(_steps_in(each_s, start_s[arm], budget) >= FEWEST_STEPS for arm in ordered):
             break
         ordered = ordered[:-1]
     turns = []
     for arm in ordered:
-        starts = max(1, int(each_s / _turn_s(arm, budget.steps, start_s, budget)))
+        starts = max(1, int(each_s / budget.turn_s(budget.steps, start_s[arm])))
         lacking = FEWEST_STARTS - frontier.of(arm).starts
-        if lacking * _turn_s(arm, FEWEST_STEPS, start_s, budget) <= each_s:
+        if lacking * budget.turn_s(FEWEST_STEPS, start_s[arm]) <= each_s:
             starts = max(starts, lacking)
-        count = min(budget.steps, int((each_s / starts - start_s[arm] - budget.around_s) / budget.step_s + 1e-9))
-        turns += [Turn(arm=arm, steps=count, seconds=_turn_s(arm, count, start_s, budget))] * starts
+        turns += [Turn(arm=arm, steps=min(budget.steps, _steps_in(each_s / starts, start_s[arm], budget)))] * starts
     return tuple(turns)
-
-
-def _turn_s(arm: str, steps: int, start_s: Mapping[str, float], budget: Budget) -> float:
-    return start_s[arm] + budget.around_s + steps * budget.step_s

@@ -20,7 +20,8 @@ from tailgate.analysis.judging.load_steps import FEWEST_STARTS, Holding, is_sear
 from tailgate.analysis.records.plain_values import mapping, number, rows_of
 from tailgate.analysis.run.run import Run
 from tailgate.analysis.run.startup import startup_row
-from tailgate.analysis.settings.metrics import gate_label
+from tailgate.analysis.settings.gate_limits import asks_for_verdicts
+from tailgate.analysis.settings.metrics import gate_label, task_of
 from tailgate.analysis.settings.ramp_limits import Rollout
 from tailgate.analysis.wording import digits, listed
 
@@ -57,7 +58,7 @@ def summary_rows(run: Run, judgement: Judgement) -> dict[str, Any] | None:
         shipped.insert(0, f"No load is known, because checks failed: {', '.join(whole)}.")
     rollout = Rollout.recorded(mapping(run.records.experiment.get("rollout")))
     target = latency_target(run)
-    gated = search.get("gated", True) is not False
+    gated = not search or asks_for_verdicts(run.limits, task_of(run.records.experiment))
     return {
         "headline": " ".join(shipped) if not gated and not failed else "",
         "answer": [

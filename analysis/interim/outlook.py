@@ -15,7 +15,7 @@ from tailgate.analysis.checks.traffic import sample_ratio
 from tailgate.analysis.judging.comparisons import step_comparisons
 from tailgate.analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
 from tailgate.analysis.judging.judgement import judge
-from tailgate.analysis.judging.ramp import RampAccount, ramp_of
+from tailgate.analysis.judging.ramp import RampAccount, Standing, ramp_of
 from tailgate.analysis.judging.verdict import KIND_ORDER
 from tailgate.analysis.run.run import Run
 
@@ -33,22 +33,11 @@ class ArmOutlook:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepOutlook:
-    """What a ramp asks of an interim analysis. `safe`: the candidate is surely no slower than a step allows; `failed`:
-    why it surely is; `requests` of it were judged since the last change of weights; `uneven`: how its share differs."""
-
-    safe: bool
-    failed: str | None
-    requests: int
-    uneven: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Interim:
-    """What is known of the run so far. `step` is that of a ramp."""
+    """What is known of the run so far. `step` is where the candidate of a ramp stands."""
 
     arms: tuple[ArmOutlook, ...]
-    step: StepOutlook | None
+    step: Standing | None
     gates: tuple[Gate, ...]
     checks: tuple[Check, ...]
 
@@ -63,19 +52,21 @@ def analyse(run: Run) -> Interim:
         outlook_of(arm, [gate for gate in seen.gates if gate.arm == arm], seconds=run.seconds, to_the_end=to_the_end)
         for arm in run.treatments
     ]
-    step = None if ramp is None else _step_outlook(run, ramp, seen.checks)
+    step = None if ramp is None else _standing(run, ramp, arms, seen.checks)
     return Interim(arms=tuple(arms), step=step, gates=seen.gates, checks=seen.checks)
 
 
-def _step_outlook(run: Run, ramp: RampAccount, checks: Sequence[Check]) -> StepOutlook:
+def _standing(run: Run, ramp: RampAccount, arms: Sequence[ArmOutlook], checks: Sequence[Check]) -> Standing:
+    outlook = next(item for item in arms if item.arm == ramp.candidate)
     compared = step_comparisons(run, ramp.candidate, ramp.limits.step_margin)
-    uneven = [check.reason for check in checks if check.rule is sample_ratio and not check.ok]
+    slower = next((item.reason for item in compared if item.verdict == FAIL), None)
     own = run.of_arm(ramp.candidate) & run.usable
-    return StepOutlook(
+    return Standing(
+        failed=outlook.reason if outlook.decision == FAIL else slower,
         safe=bool(compared) and all(item.verdict == PASS for item in compared),
-        failed=next((item.reason for item in compared if item.verdict == FAIL), None),
+        passed=outlook.decision == PASS,
         requests=int((own & (run.requests.start_ns >= ramp.last.at_ns)).sum()),
-        uneven=uneven[0] if uneven else None,
+        uneven=next((check.reason for check in checks if check.rule is sample_ratio and not check.ok), None),
     )
 
 

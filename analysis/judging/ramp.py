@@ -89,15 +89,13 @@ Action = Literal["stay", "hold", "advance", "rollback", "promoted"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """Where the ramp stands at an interim analysis. `step` counts from 0; `step_s` is how long it has lasted.
+    """Where the candidate of a ramp stands at an interim analysis.
 
-    `failed` is the reason of a gate that has failed. `safe`: the candidate is surely no slower than a step
-    allows; `passed`: every gate with interim evidence has passed. `requests` of the candidate were judged in the step;
-    `uneven` says how its share differs from its weight.
+    `failed` is why a gate, or the comparison of a step, has failed. `safe`: it is surely no slower than a step allows;
+    `passed`: every gate with interim evidence has passed. `requests` of it were judged since the last change of
+    weights; `uneven` says how its share differs from its weight.
     """
 
-    step: int
-    step_s: float
     failed: str | None = None
     safe: bool = False
     passed: bool = False
@@ -105,28 +103,21 @@ class Standing:
     uneven: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
-    """What the ramp does, and why."""
-
-    action: Action
-    why: str
-
-
-def decide(standing: Standing, limits: RampLimits) -> Decision:
+def decide(standing: Standing, limits: RampLimits, *, step: int, step_s: float) -> tuple[Action, str]:
+    """Return what the ramp does, and why, in step number `step` (from 0) that has lasted `step_s`."""
     if standing.failed is not None:
-        return Decision(action="rollback", why=standing.failed)
-    if standing.step_s < limits.step_s:
-        return Decision(action="stay", why=f"a step lasts at least {limits.step_s:g} s")
-    if standing.step == len(limits.steps) - 1:
-        return Decision(action="promoted", why="it serves all of the traffic without an alarm")
-    share = limits.steps[standing.step + 1]
+        return "rollback", standing.failed
+    if step_s < limits.step_s:
+        return "stay", f"a step lasts at least {limits.step_s:g} s"
+    if step == len(limits.steps) - 1:
+        return "promoted", "it serves all of the traffic without an alarm"
+    share = limits.steps[step + 1]
     lacking = lacks(standing, limits, to_whole=share == 100.0)
     if lacking is None:
-        return Decision(action="advance", why=f"every condition for {share:g} % is met")
-    if standing.step_s >= limits.most_step_s:
-        return Decision(action=limits.on_inconclusive, why=f"still open after {limits.most_step_s:g} s: {lacking}")
-    return Decision(action="stay", why=lacking)
+        return "advance", f"every condition for {share:g} % is met"
+    if step_s >= limits.most_step_s:
+        return limits.on_inconclusive, f"still open after {limits.most_step_s:g} s: {lacking}"
+    return "stay", lacking
 
 
 def lacks(standing: Standing, limits: RampLimits, *, to_whole: bool) -> str | None:

@@ -327,16 +327,13 @@ def _parity_rank(row: Mapping[str, Any]) -> int:
 def joined_search(searches: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | None:
     """Return how the searches of all runs went on, as one; None if a run made none.
 
-    Verdicts were asked for if one search asked; an arm was left out if every search left it out.
+    An arm was left out if every search left it out.
     """
     known = [search for search in searches if search is not None]
     if len(known) < len(searches):
         return None
     stops = [str(search.get("stop") or "") for search in known]
-    together: dict[str, Any] = {
-        "gated": any(search.get("gated", True) is not False for search in known),
-        "stop": "; ".join(dict.fromkeys(stops)) if all(stops) else "",
-    }
+    together: dict[str, Any] = {"stop": "; ".join(dict.fromkeys(stops)) if all(stops) else ""}
     for key in ("budget_s", "spent_s"):
         spent = [value for search in known if (value := number(search.get(key))) is not None]
         together |= {key: sum(spent)} if len(spent) == len(known) else {}

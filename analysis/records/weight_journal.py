@@ -28,8 +28,8 @@ Instant = Annotated[int, Field(strict=True, gt=-(2**63), lt=2**63)]  # ns since 
 class WeightChange:
     """The weights from `at_ns` on.
 
-    `action` is start, advance, rollback, promoted, hold, set (asked for through the run), BY_HAND or BY_OTHERS. Between
-    `at_ns` and `done_ns` some requests may still follow the weights before.
+    `action` is start, advance, rollback, promoted, hold, BY_HAND or BY_OTHERS. Between `at_ns` and `done_ns` some
+    requests may still follow the weights before.
     """
 
     at_ns: Instant  # of a change by hand: when it was surely not made yet
@@ -49,13 +49,8 @@ def append(directory: Path, change: WeightChange) -> None:
         file.write(json.dumps(asdict(change)) + "\n")
 
 
-def read_weights(directory: Path) -> tuple[WeightChange, ...]:
-    """Return every whole line of the journal, in order; empty if there is none."""
-    return read_journal(directory)[0]
-
-
 def read_journal(directory: Path) -> tuple[tuple[WeightChange, ...], str]:
-    """Return every whole line of the journal, and what is wrong with it, in words that follow its name."""
+    """Return every whole line of the journal, in order, and what is wrong with it, in words that follow its name."""
     rows, bad = read_rows(directory / JOURNAL)
     changes: dict[int, WeightChange] = {}
     for row in rows:

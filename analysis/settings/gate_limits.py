@@ -132,3 +132,9 @@ class GateLimits(Settings):
 def usual_for(task: str) -> dict[str, Any]:
     """Return the [gates] of the task where an experiment is silent: embeddings have one metric to be judged by."""
     return {"metrics": list(EMBED_METRICS)} if task == EMBED else {}
+
+
+def asks_for_verdicts(limits: GateLimits, task: str) -> bool:
+    """Return whether a limit of a gate is set. What blocks and load generator must keep is none."""
+    usual = GateLimits.recorded(usual_for(task))
+    return limits.model_copy(update=usual.model_dump(include={"block_s", "alpha", "max_generator_lag_ms"})) != usual

@@ -14,9 +14,6 @@ class RampLimits(Settings):
 
     table: ClassVar[str] = "ramp"
 
-    load: Literal["experiment", "none"] = "experiment"
-    """`experiment` sends the traffic of the experiment. `none` uses production traffic, and `[users]` says where it
-    flows."""
     candidate: str = ""
     """Arm that traffic moves to. Default: the only arm besides the control."""
     steps: Annotated[tuple[Annotated[float, Field(ge=0.01, le=100.0)], ...], Listed] = (1.0, 5.0, 25.0, 50.0, 100.0)

@@ -68,7 +68,7 @@ def search(knees: Mapping[str, float], kind: Kind, seed: int, *, budget: Budget)
             trial += 1
             rates = next_rates([turn.arm], steps, turn.steps, low=LOW, high=HIGH)
             steps += _one_start(turn.arm, knees[turn.arm], rates, kind, trial, rng)
-            spent_s += turn.seconds
+            spent_s += budget.turn_s(turn.steps, START_S[turn.arm])
 
     take(first_turns(arms, START_S, budget))
     for number in itertools.count(1):

@@ -73,17 +73,15 @@ def ramp(seed: int, *, ratio: float = 1.0, stall_every_s: float = 0.0, stall_s: 
             if alarm_s <= at:  # an alarm does not wait for an interim analysis
                 return Ended(action="rollback", step=step, seconds=alarm_s, exposed=exposed)
             standing = Standing(
-                step=step,
-                step_s=at - began,
                 failed="a gate" if failed_s <= at else None,
                 safe=safe_s <= at,
                 passed=passed_s <= at,
                 requests=int((to_candidate & (times >= began) & (times < at)).sum()),
             )
-            decision = decide(standing, LIMITS)
-            if decision.action in ("rollback", "promoted") or at >= SERVER.duration_s:
-                return Ended(action=decision.action, step=step, seconds=at, exposed=exposed)
-            if decision.action == "advance":
+            action, _ = decide(standing, LIMITS, step=step, step_s=at - began)
+            if action in ("rollback", "promoted") or at >= SERVER.duration_s:
+                return Ended(action=action, step=step, seconds=at, exposed=exposed)
+            if action == "advance":
                 began = at
                 break
     raise AssertionError("the last step ends by itself")

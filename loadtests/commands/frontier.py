@@ -38,18 +38,12 @@ def command(
     Exit codes: 0 it ended with an answer; where the experiment sets [gates], those of `run` (0 PASS, 3 INCONCLUSIVE, 99
     FAIL); 2 bad usage or configuration; 1 it broke or was interrupted.
     """
-    from tailgate.loadtests.commands.frontier_plan import frontier_plan, requests_verdicts
+    from tailgate.loadtests.commands.frontier_plan import frontier_plan
     from tailgate.loadtests.commands.judged_run import run_and_judge
     from tailgate.loadtests.trials.frontier import FrontierSearch, check_budget
     from tailgate.loadtests.trials.run import ARM_COMMAND
 
     loaded = frontier_plan(experiment, settings=settings or ())
     check_budget(loaded, budget)
-    search = FrontierSearch(
-        loaded,
-        out=Path(out),
-        budget_s=budget * 60.0,
-        gated=requests_verdicts(loaded),
-        arm_command=context.obj or ARM_COMMAND,
-    )
+    search = FrontierSearch(loaded, out=Path(out), budget_s=budget * 60.0, arm_command=context.obj or ARM_COMMAND)
     return run_and_judge(search, page=page, metrics=metrics, verbosity=verbose - quiet, as_json=as_json)

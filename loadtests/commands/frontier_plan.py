@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from tailgate.analysis.judging.load_steps import requests_to_see
-from tailgate.analysis.settings.gate_limits import GateLimits, usual_for
 from tailgate.analysis.settings.slo_targets import parse_slo
 from tailgate.loadtests.experiments.files import table_of
 from tailgate.loadtests.experiments.model import Experiment
 from tailgate.loadtests.experiments.reading import from_table, load_table
 from tailgate.loadtests.traffic.arrivals import HIGHEST_RATE
 from tailgate.servers.complaint import ConfigError
-from tailgate.servers.fields import read
 
 _STEPS, _STEP_S, _LONGEST_STEP_S = 8, 30.0, 300.0
 _BELOW, _ABOVE = 4.0, 8.0  # times the rate of an experiment that names one
@@ -40,13 +38,6 @@ def frontier_plan(source: str | Path, *, settings: Sequence[str] = ()) -> Experi
         table["traffic"] |= _steps(experiment, given)
         experiment = from_table(table)
     return experiment
-
-
-def requests_verdicts(experiment: Experiment) -> bool:
-    """Return whether the experiment sets a limit of a gate. What blocks and load generator must keep is none."""
-    usual = read(GateLimits, usual_for(experiment.task))
-    other = {name: getattr(usual, name) for name in ("block_s", "alpha", "max_generator_lag_ms")}
-    return experiment.gates.model_copy(update=other) != usual
 
 
 def _searched(traffic: Mapping[str, Any]) -> dict[str, Any]:

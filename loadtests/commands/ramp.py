@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from tailgate.loadtests.commands import options
-
-if TYPE_CHECKING:
-    from tailgate.loadtests.trials.run import Orchestrator
 
 EXAMPLES = """\
   tailgate ramp canary.toml
@@ -68,15 +66,11 @@ def command(
     from tailgate.loadtests.trials.run import ARM_COMMAND
     from tailgate.loadtests.trials.users_ramp import UsersRamp
 
-    changes = [*(settings or ()), *(["ramp.load=none", f"users.admin={admin}"] if admin else [])]
-    changes += ["ramp.load=none", f"users.provider={provider}"] if provider else []
-    table = load_table(experiment, settings=changes, trace=trace)
-    if table_of(table, "ramp").get("load") == "none":
-        table = production_table(table)
-    loaded = ramped(from_table(table), at_most_s=at_most)
-    run: Orchestrator
-    if loaded.ramp.load == "none":
-        run = UsersRamp(loaded, out=Path(out))
-    else:
-        run = RampRun(loaded, out=Path(out), arm_command=context.obj or ARM_COMMAND)
-    return run_and_judge(run, page=page, metrics=metrics, verbosity=verbose - quiet, as_json=as_json)
+    changes = [f"users.{key}={value}" for key, value in (("admin", admin), ("provider", provider)) if value]
+    table = load_table(experiment, settings=[*(settings or ()), *changes], trace=trace)
+    production = any(table_of(table, "users").get(key) for key in ("admin", "route", "provider"))
+    loaded = ramped(from_table(production_table(table) if production else table), at_most_s=at_most)
+    run = UsersRamp if production else partial(RampRun, arm_command=context.obj or ARM_COMMAND)
+    return run_and_judge(
+        run(loaded, out=Path(out)), page=page, metrics=metrics, verbosity=verbose - quiet, as_json=as_json
+    )

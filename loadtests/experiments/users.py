@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import model_validator
 
 from tailgate.servers.address import host_port
-from tailgate.servers.complaint import ConfigError
 from tailgate.servers.fields import Listed, Settings, matching
 from tailgate.servers.splitter.admin import admin_address
 
@@ -17,7 +16,8 @@ _KEPT = ("block_s", "timeout_s")  # of the traffic: the rest describes what is n
 
 
 class UsersConfig(Settings):
-    """Where production traffic flows, for `ramp.load = "none"`: a running `tailgate split`, or a route of a gateway."""
+    """Where production traffic flows: a running `tailgate split`, or a route of a gateway. `tailgate ramp` then moves
+    it, and sends none itself."""
 
     admin: str = ""
     """Admin address of the `tailgate split` that production traffic passes: HOST:PORT, or the path of its socket."""
@@ -47,15 +47,12 @@ class UsersConfig(Settings):
         for arm, addresses in self.replicas.items():
             for address in addresses:
                 host_port(address, f'replicas.{arm} holds "{address}": give addresses as host:port')
-        return self
-
-    def check(self) -> None:
-        """Check that it says where the traffic flows. Raises ConfigError."""
-        if not self.admin and not (self.route and self.access_log):
-            raise ConfigError(
-                'ramp.load is "none" but nothing says where production traffic flows: give users.admin (--admin), the '
+        if (self.route or self.provider) and not (self.admin or (self.route and self.access_log)):
+            raise ValueError(
+                "admin is empty and nothing else says where production traffic flows: give users.admin (--admin), the "
                 "address that `tailgate split` printed, or users.route with users.access_log"
             )
+        return self
 
 
 def production_table(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from tailgate.analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
+from tailgate.analysis.judging.ramp import Standing, lacks
+from tailgate.analysis.settings.ramp_limits import RampLimits
 
 Goal = Literal["step", "promotion"]
 GOALS: Final[tuple[Goal, ...]] = ("step", "promotion")
@@ -31,19 +33,18 @@ _MOST_REASONS: Final = 5
 class Evidence:
     """What a run knows of its candidate at `at_ns`, 0 before its traffic.
 
-    `failed` is what surely happened, the most urgent first. `lacks` says what each goal lacks, None for nothing, and
-    `passed` has the words for a PASS. `unseen`: the candidate had too few requests since the run began for any
-    judgement. `requests` were judged since the last change of the weights, by interim analysis number `interim`.
+    `failed` is what surely happened, the most urgent first. `missing` says why nothing is sure of its `standing` now,
+    None where that can be. `unseen`: the candidate had too few requests since the run began for any judgement.
+    `interim` is the number of the last interim analysis.
     """
 
     run: str = ""
-    candidate: str = ""
+    limits: RampLimits = field(default_factory=RampLimits)
     at_ns: int = 0
-    lacks: Mapping[Goal, str | None] = field(default_factory=dict)
-    passed: str = ""
     failed: tuple[str, ...] = ()
+    missing: str | None = None
+    standing: Standing = field(default_factory=Standing)
     unseen: bool = True
-    requests: int = 0
     interim: int | None = None
 
 
@@ -62,10 +63,12 @@ def answer(evidence: Evidence, goal: Goal, *, now_ns: int) -> Answer:
     """Return whether the candidate may have more of the traffic (step), or all of it (promotion), at `now_ns`."""
     if evidence.failed:
         return Answer(verdict=FAIL, reasons=evidence.failed[:_MOST_REASONS])
-    lacking = _silence(evidence, now_ns) or evidence.lacks[goal]
-    if lacking is None:
-        return Answer(verdict=PASS, reasons=(evidence.passed,))
-    return Answer(verdict=INCONCLUSIVE, reasons=(lacking,))
+    standing, limits = evidence.standing, evidence.limits
+    lacking = _silence(evidence, now_ns) or evidence.missing or lacks(standing, limits, to_whole=goal == "promotion")
+    if lacking is not None:
+        return Answer(verdict=INCONCLUSIVE, reasons=(lacking,))
+    margin = f"it is surely at most {100.0 * limits.step_margin:g} % slower than the control"
+    return Answer(verdict=PASS, reasons=("every gate with interim evidence has passed" if standing.passed else margin,))
 
 
 def hook_answer(hook: str, evidence: Evidence, *, first: bool, now_ns: int) -> tuple[bool, Answer]:

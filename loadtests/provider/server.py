@@ -70,11 +70,11 @@ class ProviderServer(Server):
         return {
             "verdict": found.verdict,
             "reasons": [one_line(reason) for reason in found.reasons],
-            "candidate": evidence.candidate,
+            "candidate": evidence.limits.candidate,
             "for": goal,
             "run": evidence.run,
             "at": datetime.fromtimestamp(at_ns / 1e9, UTC).isoformat(timespec="milliseconds"),
-            "requests": evidence.requests,
+            "requests": evidence.standing.requests,
             "interim": evidence.interim,
         }
 

@@ -50,7 +50,7 @@ class TrafficConfig(Settings):
     multiple of `traffic.block_s`."""
     arrivals: Arrivals = "poisson"
     """When requests start: a constant rate (`poisson`, `gamma`), a rate that changes (`piecewise`), the times of a
-    trace, or steps of rising load (`saturation`). `users` sends nothing; `ramp.load = "none"` sets it."""
+    trace, or steps of rising load (`saturation`). `users` sends nothing; a ramp of `[users]` sets it."""
     rate: Annotated[Rate, UsedWith("arrivals", ("poisson", "gamma"))] = 0.0
     """Requests/s: to each arm when mirrored, in all when split or switchback. Default: required for these arrivals."""
     burstiness: Annotated[float, Field(ge=0.001, le=1e6), UsedWith("arrivals", ("gamma", *_LISTED))] = 1.0

@@ -14,20 +14,10 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 from tailgate.analysis.frontier.holdings import Frontier, frontier_of
-from tailgate.analysis.frontier.search import (
-    FEWEST_STEPS,
-    Budget,
-    Left,
-    Turn,
-    first_turns,
-    fitted,
-    least_s,
-    next_round,
-)
-from tailgate.analysis.judging.load_steps import Step
+from tailgate.analysis.frontier.search import FEWEST_STEPS, Budget, Left, Turn, first_turns, fitted, next_round
+from tailgate.analysis.judging.load_steps import FEWEST_STARTS, Step
 from tailgate.analysis.records.documents import write_document
 from tailgate.loadtests.experiments.model import Experiment
 from tailgate.loadtests.trials.context import BudgetSpentError, RunError, StartError, TrialContext
@@ -46,10 +36,7 @@ _EAGER_START_S, _COMPILED_START_S, _AROUND_S = 10.0, 60.0, 12.0
 
 
 class FrontierSearch(Orchestrator):
-    """Run one experiment as a search that takes `budget_s` from now on.
-
-    `gated`: the verdicts of the gates are asked for.
-    """
+    """Run one experiment as a search that takes `budget_s` from now on."""
 
     def __init__(
         self,
@@ -57,32 +44,22 @@ class FrontierSearch(Orchestrator):
         *,
         out: Path,
         budget_s: float,
-        gated: bool = False,
         status: Status | None = None,
         arm_command: Sequence[str] = ARM_COMMAND,
     ) -> None:
         super().__init__(experiment, out=out, status=status, arm_command=arm_command)
         self._budget_s = budget_s
-        self._gated = gated
         self._starts_s: dict[str, list[float]] = {}  # what the starts of each arm took until now
         self._around_s: list[float] = []  # what trials took in addition to their start and their steps
         self._left: list[Left] = []
-        self._turns: list[dict[str, Any]] = []
+        self._trials = 0  # that were begun
         self._expected: dict[str, Answers] = {}  # what the control answered in an earlier trial
-        self._began = self._clock()
-
-    def _clock(self) -> float:
-        return time.monotonic()
+        self._began_s = time.monotonic()
 
     @property
     def spent_s(self) -> float:
         """Return how long the search has taken."""
-        return self._clock() - self._began
-
-    @property
-    def left_s(self) -> float:
-        """Return how much of the budget is left."""
-        return self._budget_s - self.spent_s
+        return time.monotonic() - self._began_s
 
     @property
     def _why_spent(self) -> str:
@@ -120,9 +97,9 @@ class FrontierSearch(Orchestrator):
                 before=self._left,
             )
             self._drop_arms(decided.left)
-            taken = len(self._turns)
+            before = self._trials
             self._take(decided.turns, run_dir)
-            if len(self._turns) == taken:
+            if self._trials == before:
                 break
         return decided.stop or "no start fits into the time that is left"
 
@@ -166,14 +143,14 @@ class FrontierSearch(Orchestrator):
     def _take(self, turns: Sequence[Turn], run_dir: Path) -> None:
         """Take the turns one after the other, as far as time is left, but for those of arms that have left."""
         for place, turn in enumerate(rounds := in_rounds(turns)):
-            self.status.trials = len(self._turns) + len(rounds) - place
+            self.status.trials = self._trials + len(rounds) - place
             left = {item.arm for item in self._left}
             if turn.arm not in left and (fits := self._fitted(turn)) is not None:
                 self._start(fits, run_dir)
 
     def _fitted(self, turn: Turn) -> Turn | None:
         """Return the turn with the steps that there is time for; None where too little is left to say anything."""
-        fit = partial(fitted, budget=self._budget, left_s=self.left_s)
+        fit = partial(fitted, budget=self._budget, left_s=self._budget_s - self.spent_s)
         fits = fit(turn, start_s=self._start_s[turn.arm])
         if fits is None and turn.arm not in self._starts_s:
             # A guess keeps no arm from being tried.
@@ -183,7 +160,8 @@ class FrontierSearch(Orchestrator):
     def _start(self, turn: Turn, run_dir: Path) -> None:
         """Record one trial with a fresh start of the turn's arm, or drop the arm if it does not start."""
         self._check()
-        number, arm = len(self._turns) + 1, turn.arm
+        self._trials += 1
+        number, arm = self._trials, turn.arm
         traffic = self.experiment.traffic
         traffic = traffic.replace(duration_s=traffic.rampup_s + turn.steps * traffic.step_s)
         part = in_trial(self.experiment, number).only([arm]).model_copy(update={"traffic": traffic})
@@ -194,7 +172,6 @@ class FrontierSearch(Orchestrator):
         self.status.trials = max(number, self.status.trials)
         self.status.note(f"trial {number}: {arm} at {', '.join(f'{rate:g}' for rate in rates)} requests/s")
         began_ns, began_s = now_ns(), self.spent_s
-        reason: str | None = None
         try:
             self._run_trial(context, schedule, self._expected)
         except BudgetSpentError:
@@ -205,18 +182,15 @@ class FrontierSearch(Orchestrator):
             if reason is None:
                 raise
             context.facts.ended = f"{arm} {reason}"
+            self._drop_arms([Left(arm=arm, reason=reason)])
         finally:
             if context.facts.ended is not None:
                 context.keep_facts()
-            wall_s = self.spent_s - began_s
             if context.facts.ready_ns is not None:
                 start_s = (context.facts.ready_ns - began_ns) / 1e9
                 self._starts_s.setdefault(arm, []).append(start_s)
                 if context.facts.complete:
-                    self._around_s.append(max(0.0, wall_s - start_s - traffic.duration_s))
-            self._turns.append({"trial": number, "arms": [arm], "steps": turn.steps, "seconds": wall_s})
-        if reason is not None:
-            self._drop_arms([Left(arm=arm, reason=reason)])
+                    self._around_s.append(max(0.0, self.spent_s - began_s - start_s - traffic.duration_s))
         self._write(run_dir, "")
 
     def _why_left(self, error: RunError, context: TrialContext) -> str | None:
@@ -233,25 +207,22 @@ class FrontierSearch(Orchestrator):
             "schema": SCHEMA,
             "budget_s": self._budget_s,
             "spent_s": self.spent_s,
-            "gated": self._gated,
             "stop": stop,
-            "turns": self._turns,
             "left": [{"arm": item.arm, "reason": item.reason} for item in self._left],
         }
         write_document(run_dir / "frontier.json", document, indent=2)
 
     def _check(self) -> None:
         super()._check()
-        if self.left_s <= 0:
+        if self.spent_s >= self._budget_s:
             raise BudgetSpentError(self._why_spent)
 
 
 def check_budget(experiment: Experiment, minutes: float) -> None:
-    """Raise ConfigError unless the minutes are enough for two starts of every arm with a few steps each, if starts
-    took no time."""
+    """Raise ConfigError unless the minutes are enough for the fewest starts of every arm with the fewest steps, if
+    starts took no time."""
     traffic = experiment.traffic
-    budget = Budget(total_s=minutes * 60.0, step_s=traffic.step_s, around_s=traffic.rampup_s)
-    least = least_s(dict.fromkeys((arm.name for arm in experiment.arms), 0.0), budget) / 60.0
+    least = FEWEST_STARTS * len(experiment.arms) * (traffic.rampup_s + FEWEST_STEPS * traffic.step_s) / 60.0
     if minutes < least:
         raise ConfigError(
             f"--budget is {minutes:g} minutes, but two starts of {len(experiment.arms)} arms with {FEWEST_STEPS} steps "

@@ -9,25 +9,24 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from tailgate.analysis.judging.alarms import Alarm, burst_alarms, compile_alarms, death_alarms
-from tailgate.analysis.judging.gates import FAIL, PASS
-from tailgate.analysis.judging.ramp import Decision, Standing, decide
-from tailgate.analysis.settings.gate_limits import GateLimits
-from tailgate.analysis.settings.ramp_limits import RampLimits
+from tailgate.analysis.judging.ramp import Action, Standing, decide
 from tailgate.loadtests.experiments.model import Experiment
 from tailgate.loadtests.trials.context import TrialContext
 from tailgate.loadtests.trials.run import Orchestrator
 from tailgate.loadtests.trials.steering import END_DELAY_NS, Judge, Steered, Steering
-from tailgate.loadtests.trials.weights import UNANSWERED, Splitter, WeightController, in_words
+from tailgate.loadtests.trials.weights import UNANSWERED, WeightController, in_words
 from tailgate.servers.clock import now_ns
 from tailgate.servers.complaint import ConfigError
 
 WHOLE = 10_000  # the sum of all weights, so that a step may have two decimals
 _AFTER_NS = 10_000_000_000  # of traffic that goes on after a rollback, to show that the control serves it
 _LAST_NS = 2_000_000_000  # before the traffic ends: what a rollback may take
-_UNSEEN_NS = 120_000_000_000  # without an interim analysis, after which a step whose time is over does not wait for one
+# The last interim analysis says nothing of now once it is older than four blocks, and a minute.
+_SILENT_S: Final = 60.0
+_SILENT_BLOCKS: Final = 4
 _WINDOW_NS = 300_000_000_000  # in which a burst of errors counts
 
 
@@ -72,31 +71,31 @@ class RampRun(Orchestrator):
 
 
 class Candidate:
-    """Watches the candidate of `limits` since its share last changed, at `began_ns`."""
+    """The candidate of a ramp: its weights, what happens to it, and what interim analyses say of it."""
 
-    def __init__(self, limits: RampLimits, gates: GateLimits) -> None:
-        self.name = limits.candidate
-        self.began_ns = 0
-        self._limits, self._gates = limits, gates
-        self._counts: deque[tuple[int, int, int]] = deque()  # (when, requests finished, of these failed)
-
-    def begin(self, trial: Steered) -> None:
-        """Count from now on: the candidate's share has changed."""
-        self._count(trial)
-        self.began_ns = now_ns()
-        self._counts = deque([self._counts[-1]])
+    def __init__(self, run_dir: Path, experiment: Experiment, judge: Judge) -> None:
+        self.limits, self.name = experiment.ramp, experiment.ramp.candidate
+        self.weights = WeightController(run_dir, (experiment.control.name, self.name))
+        self._gates, self._judge = experiment.gates, judge
+        self._most_silent_s = max(_SILENT_S, _SILENT_BLOCKS * experiment.gates.block_s)
+        self._counts = deque([(0, 0, 0)])  # (when, requests finished, of these failed)
 
     def alarms(self, trial: Steered) -> list[Alarm]:
-        """Return what happened to the candidate while it served, in order."""
-        self._count(trial)
-        at_ns, finished, failed = self._counts[-1]
+        """Return what happened to it while it served, in order. Errors count since its share last changed."""
+        at_ns, (_, finished, failed) = now_ns(), self._counts[-1]
+        if (load := trial.context.status.load.arms.get(self.name)) is not None:
+            finished, failed = load.finished, load.failed
+        self._counts.append((at_ns, finished, failed))
+        since_ns = max(at_ns - _WINDOW_NS, self.weights.since_ns)
+        while self._counts[0][0] < since_ns:
+            self._counts.popleft()
         first_ns, finished_before, failed_before = self._counts[0]
         found = compile_alarms(
             self.name,
             # In this order: a compile that ends meanwhile is in both.
             [*trial.collector.compiling, *trial.collector.served_compiles],
             now_ns=at_ns,
-            stall_limit_s=self._limits.stall_limit_s,
+            stall_limit_s=self.limits.stall_limit_s,
             max_recompiles=self._gates.max_recompiles,
         )
         found += death_alarms(self.name, trial.context.facts.deaths, now_ns=at_ns)
@@ -109,27 +108,31 @@ class Candidate:
         )
         return sorted(found)
 
-    def standing(self, interim: Mapping[str, Any], *, step: int = 0) -> Standing:
-        """Return where the candidate stands by an interim analysis."""
-        outlook, seen = interim["arms"][self.name], interim.get("step") or {}
-        return Standing(
-            step=step,
-            step_s=(now_ns() - self.began_ns) / 1e9,
-            failed=outlook["reason"] if outlook["decision"] == FAIL else seen.get("failed"),
-            safe=bool(seen.get("safe")),
-            passed=outlook["decision"] == PASS,
-            requests=int(seen.get("requests") or 0),
-            uneven=seen.get("uneven"),
-        )
+    @property
+    def interim(self) -> Mapping[str, Any]:
+        """Return the last interim analysis, before the first its number and time alone."""
+        return self._judge.last() or {"number": 0, "at_ns": 0}
 
-    def _count(self, trial: Steered) -> None:
-        """Note how many requests have ended, and forget what is older than the window."""
-        at_ns = now_ns()
-        load = trial.context.status.load.arms.get(self.name)
-        known = (load.finished, load.failed) if load is not None else self._counts[-1][1:] if self._counts else (0, 0)
-        self._counts.append((at_ns, *known))
-        while self._counts[0][0] < at_ns - _WINDOW_NS:
-            self._counts.popleft()
+    @property
+    def standing(self) -> Standing:
+        """Return where it stands by the last interim analysis."""
+        return Standing(**self.interim.get("step", {}))
+
+    @property
+    def silent_s(self) -> float:
+        """Return how long there has been no interim analysis of the present weights; 0 while it is not too long."""
+        silent_s = (now_ns() - max(self.interim["at_ns"], self.weights.since_ns)) / 1e9
+        return silent_s if silent_s > self._most_silent_s else 0.0
+
+    def missing(self) -> str | None:
+        """Return why nothing is sure of it now, whatever its standing; None where that can be."""
+        if not self.weights.held:
+            return "the weights in force are not known"
+        if self.silent_s:
+            return f"there was no interim analysis for {self.silent_s:.0f} s; the limit is {self._most_silent_s:g} s"
+        if self.interim["at_ns"] < self.weights.since_ns:  # it counts the requests of the weights before
+            return "there is no interim analysis of these weights yet: it takes a block (traffic.block_s) of requests"
+        return None
 
 
 class RampControl:
@@ -139,11 +142,10 @@ class RampControl:
     """
 
     def __init__(self, run_dir: Path, experiment: Experiment, *, judge: Judge, step: int = 0) -> None:
-        self._limits, self._control, self._judge = experiment.ramp, experiment.control.name, judge
-        self._candidate = Candidate(experiment.ramp, experiment.gates)
-        self._weights = WeightController(run_dir, (self._control, self._candidate.name))
+        self._candidate = Candidate(run_dir, experiment, judge)
+        self._limits, self._control, self._weights = experiment.ramp, experiment.control.name, self._candidate.weights
         self._end_ns: int | None = None  # when the load ends, once the ramp has
-        self._last_interim = self._last_interim_ns = 0
+        self._decided = 0  # the number of the last interim analysis that was decided by
         self._step = step
 
     @property
@@ -153,81 +155,69 @@ class RampControl:
 
     def poll(self, trial: Steered) -> None:
         """Decide what is due now, and have the splitter take it."""
-        splitter = trial.splitter
-        if splitter is None or trial.context.facts.start_ns is None:
+        facts, weights = trial.context.facts, self._weights
+        if facts.start_ns is None:
             return
+        if weights.last is None:
+            self._record("start", f"step {self._step + 1} of {len(self._limits.steps)}")
+        assert weights.last is not None
         if self._end_ns is not None:
-            self._end(trial, self._end_ns)
+            if facts.ended is None and now_ns() >= self._end_ns:
+                facts.ended = f"the ramp ended: {weights.last.action}, {weights.last.why}"
+                trial.end_load(now_ns() + END_DELAY_NS)
             return
-        if self._weights.last is None:
-            self._change(trial, "start", f"step {self._step + 1} of {len(self._limits.steps)}")
-        self._sync(trial, splitter)
-        assert self._weights.last is not None
-        if self._end_ns is not None or self._weights.last.action == "rollback":
+        self._sync(trial)
+        if self._end_ns is not None or weights.last.action == "rollback":
             return  # decided once, whether or not the splitter has taken it
-        if (alarms := self._candidate.alarms(trial)) or self._is_over(trial):
+        # After the traffic nothing rolls an open step back.
+        is_over = now_ns() >= facts.start_ns + round(facts.duration_s * 1e9) - _LAST_NS
+        alarms = self._candidate.alarms(trial)
+        if alarms or (is_over and self._limits.on_inconclusive == "rollback"):
             why = alarms[0].why if alarms else "the ramp ran out of time before the step was decided"
-            self._act(trial, Decision(action="rollback", why=why), cause_ns=alarms[0].at_ns if alarms else None)
-        elif self._weights.due is None and self._weights.held:
+            self._act(trial, "rollback", why, cause_ns=alarms[0].at_ns if alarms else None)
+        elif weights.due is None:
             self._decide(trial)
-        if self._weights.due is not None:
-            self._sync(trial, splitter)
-
-    def _is_over(self, trial: Steered) -> bool:
-        """Return whether the traffic ends in a moment, after which nothing rolls an open step back."""
-        facts = trial.context.facts
-        end_ns = (facts.start_ns or 0) + round(facts.duration_s * 1e9)
-        return self._limits.on_inconclusive == "rollback" and now_ns() >= end_ns - _LAST_NS
+        if weights.due is not None:
+            self._sync(trial)
 
     def _decide(self, trial: Steered) -> None:
-        """Act on an interim analysis that is new and was begun in this step.
+        """Act on an interim analysis that is new and of the present weights.
 
         A step without interim analyses ends by its longest time: nothing about it is sure. The last step, which would
         be promoted by its time alone, waits.
         """
-        interim, candidate = self._judge.last(), self._candidate
-        began_ns, limit_s = candidate.began_ns, self._limits.most_step_s
-        if interim is not None and int(interim["number"]) != self._last_interim:
-            self._last_interim, self._last_interim_ns = int(interim["number"]), now_ns()
-            if int(interim["at_ns"]) >= began_ns:  # an older one counts the requests of the step before
-                self._act(trial, decide(candidate.standing(interim, step=self._step), self._limits))
-            return
-        unseen_ns = now_ns() - max(self._last_interim_ns, began_ns)
-        is_last = self._step == len(self._limits.steps) - 1
-        if is_last or unseen_ns < _UNSEEN_NS or (now_ns() - began_ns) / 1e9 < limit_s:
-            return
-        why = f"still open after {limit_s:g} s: there was no interim analysis for {unseen_ns / 1e9:.0f} s"
-        self._act(trial, Decision(action=self._limits.on_inconclusive, why=why))
+        candidate, limits = self._candidate, self._limits
+        step_s = (now_ns() - self._weights.since_ns) / 1e9
+        missing, number = candidate.missing(), candidate.interim["number"]
+        if missing is None and number != self._decided:
+            self._decided = number
+            self._act(trial, *decide(candidate.standing, limits, step=self._step, step_s=step_s))
+        elif candidate.silent_s and step_s >= limits.most_step_s and self._step < len(limits.steps) - 1:
+            self._act(trial, limits.on_inconclusive, f"still open after {limits.most_step_s:g} s: {missing}")
 
-    def _act(self, trial: Steered, decision: Decision, *, cause_ns: int | None = None) -> None:
-        weights, status = self._weights, trial.context.status
-        assert weights.last is not None
-        action, why = decision.action, decision.why
+    def _act(self, trial: Steered, action: Action, why: str, *, cause_ns: int | None = None) -> None:
+        status, last = trial.context.status, self._weights.last
         if action in ("stay", "hold"):
             status.detail = f"{self.share:g} % to {self._candidate.name}: {why}"
-        if action == "stay" or action == weights.last.action == "hold":
+        if action == "stay" or (last is not None and action == last.action == "hold"):
             return
-        if action in ("hold", "promoted"):
-            weights.decide(action=action, why=why)
-            self._end_ns = now_ns() if action == "promoted" else None
-        else:
-            self._step += action == "advance"
-            self._change(trial, action, why, cause_ns=cause_ns)
+        self._step += action == "advance"
+        self._record(action, why, cause_ns=cause_ns)
+        if action == "promoted":
+            self._end_ns = now_ns()
         status.note(f"ramp: {action} at {self.share:g} %: {why}")
 
-    def _change(self, trial: Steered, action: str, why: str, *, cause_ns: int | None = None) -> None:
-        """Record what the candidate is to have, and begin to count."""
+    def _record(self, action: str, why: str, *, cause_ns: int | None = None) -> None:
         share = 0 if action == "rollback" else round(self.share / 100.0 * WHOLE)
         weights = {self._control: WHOLE - share, self._candidate.name: share}
-        self._weights.set(weights, action=action, why=why, step=self._step, cause_ns=cause_ns)
-        self._candidate.begin(trial)
+        self._weights.record(weights, action=action, why=why, step=self._step, cause_ns=cause_ns)
 
-    def _sync(self, trial: Steered, splitter: Splitter) -> None:
+    def _sync(self, trial: Steered) -> None:
         """Have the splitter take what is due; one that does not answer is asked again. Weights that others have set
         stay as they are and end the ramp."""
         status, due = trial.context.status, self._weights.due
         try:
-            change = self._weights.poll(splitter)
+            change = self._weights.poll(trial.splitter)
         except UNANSWERED as error:
             what = "the splitter does not answer" if due is None else "the weights are not changed yet"
             status.detail = f"{what}: {error}"
@@ -239,16 +229,8 @@ class RampControl:
             undone = f", and {due.action} was not done: {due.why}" if due is not None else ""
             status.note(f"ramp: the weights are {in_words(change)} now: {change.why}; the ramp ends{undone}")
             return
-        self._candidate.begin(trial)
-        share = change.weights[self._candidate.name]
-        status.detail = f"{100.0 * share / WHOLE:g} % of the traffic to {self._candidate.name}"
+        name = self._candidate.name
+        status.detail = f"{100.0 * change.weights[name] / WHOLE:g} % of the traffic to {name}"
         status.note(status.detail)
         if change.action == "rollback":
             self._end_ns = now_ns() + _AFTER_NS
-
-    def _end(self, trial: Steered, at_ns: int) -> None:
-        """End the load some time after the ramp has ended."""
-        facts, last = trial.context.facts, self._weights.last
-        if facts.ended is None and last is not None and now_ns() >= at_ns:
-            facts.ended = f"the ramp ended: {last.action}, {last.why}"
-            trial.end_load(now_ns() + END_DELAY_NS)

@@ -21,22 +21,15 @@ _CLOSEST = 1.02
 
 
 def next_rates(arms: Sequence[str], known: Sequence[Step], count: int, *, low: float, high: float) -> tuple[float, ...]:
-    """Return `count` rates for the next trial of these arms: the staircase from `low` to `high` while nothing is known
-    of any, then over what the `known` steps leave open of each. The same steps give the same rates."""
+    """Return `count` rates for the next trial of these arms, rising: the staircase from `low` to `high` while nothing
+    is known of any, then shared out over what the `known` steps leave open of each.
+
+    An arm that failed everywhere is searched below the lowest rate tried, one that held everywhere above the highest.
+    Arms whose knees lie in the same bracket share its steps. The same steps give the same rates.
+    """
     brackets = [to_search(arm, known) for arm in arms]
     if all(bracket == (None, None) for bracket in brackets):
         return staircase(low, high, count)
-    return closer(brackets, count, low=low, high=high)
-
-
-def closer(
-    brackets: Sequence[tuple[float | None, float | None]], steps: int, *, low: float, high: float
-) -> tuple[float, ...]:
-    """Return `steps` rates for the next trial, rising, shared out over the (low, high) brackets of all arms.
-
-    An arm that failed everywhere is searched below the lowest rate tried, one that held everywhere above the highest.
-    Arms whose knees lie in the same bracket share its steps.
-    """
     spans: set[tuple[float, float]] = set()
     for passed, failed in brackets:
         start, end = passed, failed
@@ -45,10 +38,10 @@ def closer(
         if end is None:
             end = high if passed is None else min(passed * _FURTHER, HIGHEST_RATE)
         spans.add((start, end))
-    chosen = sorted(spans)[:steps]
+    chosen = sorted(spans)[:count]
     rates: list[float] = []
     for index, (start, end) in enumerate(chosen):
-        share = steps // len(chosen) + (index < steps % len(chosen))
+        share = count // len(chosen) + (index < count % len(chosen))
         if end / start < _CLOSEST ** (share + 1):
             rates += [start if place % 2 == 0 else end for place in range(share)]
         else:

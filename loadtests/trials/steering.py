@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,12 +19,11 @@ from tailgate.servers.processes import Child
 
 
 class Steered(Protocol):
-    """The trial as its steering sees it: its facts and status, what replicas reported, and what splits the requests,
-    where they go through it."""
+    """The trial as its steering sees it: its facts and status, what replicas reported, and what splits the requests."""
 
     context: TrialContext
     collector: Collector
-    splitter: Splitter | None
+    splitter: Splitter
 
     def end_load(self, at_ns: int | None) -> None:
         """Send nothing due at the instant or later, nor to an arm of `ended_arms` from its own on.
@@ -70,42 +69,30 @@ class Judge:
 END_DELAY_NS = 1_000_000_000  # so that every load process knows of it in time
 
 
-def early_end(interim: Mapping[str, Any], ended: Collection[str] = ()) -> tuple[str | None, dict[str, str]]:
-    """Return why a line of interim.jsonl ends the trial, None where it goes on; and else the arms that get no more,
-    each with the reason. `ended` are those that have ended already."""
+def end_when_decided(judge: Judge, trial: Steered) -> None:
+    """End the load once an interim analysis decides every arm, and that of an arm once it fails. trial.json states
+    why."""
     from tailgate.analysis.judging.gates import FAIL  # here: with it comes SciPy, which only a sequential run needs
 
-    outlooks = {arm: row for arm, row in interim["arms"].items() if isinstance(row, Mapping)}
-    decided = {arm: row["decision"] for arm, row in outlooks.items() if row["decision"] is not None}
-    if decided and not outlooks.keys() - decided.keys() - set(ended):
-        parts = "; ".join(f"{arm}: {decision}" for arm, decision in decided.items())
-        return f"decided after {interim['seconds'] / 60.0:.1f} minutes ({parts})", {}
-    failed = [arm for arm, decision in decided.items() if decision == FAIL and arm not in ended]
-    return None, {arm: outlooks[arm]["reason"] for arm in failed}
-
-
-def end_when_decided(judge: Judge, trial: Steered) -> None:
-    """End the load, as a whole or for one arm, once an interim analysis decides it. trial.json states why."""
     facts, status, interim = trial.context.facts, trial.context.status, judge.last()
     if facts.ended is not None or interim is None or interim["trial"] != trial.context.number:
         return
-    why, arms = early_end(interim, facts.ended_arms)
-    if why is None and not arms:
-        return
-    at_ns = now_ns() + END_DELAY_NS
-    for arm, reason in arms.items():
-        facts.ended_arms[arm] = {"at_ns": at_ns, "why": reason}
-        status.note(f"{arm} gets no more: {reason}")
-    if why is not None:
-        facts.ended = why
-        status.note(why)
-    trial.end_load(at_ns if why is not None else None)
+    at_ns, arms = now_ns() + END_DELAY_NS, interim["arms"]
+    decided = {arm: row["decision"] for arm, row in arms.items() if row["decision"] is not None}
+    if decided and not arms.keys() - decided.keys() - facts.ended_arms.keys():
+        parts = "; ".join(f"{arm}: {decision}" for arm, decision in decided.items())
+        facts.ended = f"decided after {interim['seconds'] / 60.0:.1f} minutes ({parts})"
+        status.note(facts.ended)
+        trial.end_load(at_ns)
+    elif failed := [arm for arm in decided if decided[arm] == FAIL and arm not in facts.ended_arms]:
+        for arm in failed:
+            facts.ended_arms[arm] = {"at_ns": at_ns, "why": arms[arm]["reason"]}
+            status.note(f"{arm} gets no more: {arms[arm]['reason']}")
+        trial.end_load(None)
 
 
 def watch_weights(weights: WeightController, trial: Steered) -> None:
     """Record and note a change of the weights that the run did not make, in a trial that leaves them as configured."""
-    if trial.splitter is None:
-        return
     with suppress(*UNANSWERED):  # an Envoy that is gone ends the run by other ways
         if (change := weights.poll(trial.splitter)) is not None:
             trial.context.status.note(f"weights are {in_words(change)} now: {change.why}")

@@ -65,7 +65,7 @@ class Trial:
         self._turns = ProcessorTurns(context.experiment.machines.processor_turn_s)
         self._pressure = Pressure(context, self._monitor)
         self._envoy: Envoy | None = None
-        self.splitter: Splitter | None = None
+        self.splitter: Splitter  # while traffic flows through it
         self._load: LoadGenerator | None = None
 
     def run(self) -> None:

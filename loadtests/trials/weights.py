@@ -6,8 +6,7 @@ looks like a fault of the split.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol
@@ -19,15 +18,14 @@ from tailgate.servers.complaint import ConfigError
 from tailgate.servers.splitter.admin import Admin, Shares, SplitterError, live_shares, reweight
 from tailgate.servers.splitter.kubernetes import Gateway
 
-# No alarm is seen while a route is waited for, and a rollback is to take 2 s at most.
-_IN_FORCE_S, _ASK_S = 1.0, 0.2
 _READ_NS = 1_000_000_000  # between two readings of the weights in force
 # What a splitter raises that does not answer, or a route that others change and that splits nothing for a while.
 UNANSWERED: Final = (SplitterError, ConfigError)
 
 
 class Splitter(Protocol):
-    """Weights that can be read and set. Each method raises one of UNANSWERED."""
+    """Weights that can be read and set: of an Envoy, or of the route of a Gateway. Each method raises one of
+    UNANSWERED."""
 
     def shares(self) -> Shares:
         """Return the shares in force."""
@@ -49,35 +47,15 @@ class EnvoySplitter:
         reweight(self.admin, weights)
 
 
-@dataclass(frozen=True, slots=True)
-class RouteSplitter:
-    """The GRPCRoute or HTTPRoute of a gateway, which may be a moment behind it."""
-
-    gateway: Gateway
-
-    def shares(self) -> Shares:
-        return Shares(weights=self.gateway.state().weights, shadows={})
-
-    def reweight(self, weights: Mapping[str, int]) -> None:
-        """Return once the gateway says that it follows, or after 1 s: not every gateway says so."""
-        state = self.gateway.reweight(weights)
-        deadline = time.monotonic() + _IN_FORCE_S
-        while not state.in_force and time.monotonic() < deadline:
-            time.sleep(_ASK_S)
-            state = self.gateway.state()
-
-
 def splitter_of(users: UsersConfig, arms: Collection[str]) -> Splitter:
     """Return the splitter of production traffic to the arms.
 
     Raises ConfigError outside of a cluster whose route is named.
     """
-    if users.route:
-        namespace, _, route = users.route.partition("/")
-        return RouteSplitter(
-            Gateway(namespace=namespace, route=route, arms=arms, kind=users.route_kind, proxy=users.api)
-        )
-    return EnvoySplitter(Admin(users.admin))
+    if not users.route:
+        return EnvoySplitter(Admin(users.admin))
+    namespace, _, route = users.route.partition("/")
+    return Gateway(namespace=namespace, route=route, arms=arms, kind=users.route_kind, proxy=users.api)
 
 
 class WeightController:
@@ -86,45 +64,50 @@ class WeightController:
     A change is in the journal before the splitter receives it, so that no arm has more than the last line allows, and
     again once the splitter has taken it. What others do to the weights is recorded and stays.
 
-    `configured` are the weights that the trial starts with, which are recorded once they change. `passive`: a ramp all
-    of whose weights others set.
+    `configured` are the weights that the trial starts with, which are recorded once they change.
     """
 
     def __init__(
-        self,
-        run_dir: Path,
-        arms: Collection[str],
-        *,
-        trial: int = 1,
-        configured: Mapping[str, int] | None = None,
-        passive: bool = False,
+        self, run_dir: Path, arms: Collection[str], *, trial: int = 1, configured: Mapping[str, int] | None = None
     ) -> None:
-        self._run_dir, self._arms, self._trial, self._passive = run_dir, tuple(arms), trial, passive
+        self._run_dir, self._arms, self._trial = run_dir, tuple(arms), trial
         self.last: WeightChange | None = None  # as recorded
-        self.due: WeightChange | None = None  # recorded, and not taken by the splitter yet
-        self.held = False  # whether the splitter had the last weights when it was last read
-        self._known: WeightChange | None = None  # what the splitter is known to have had
+        self.since_ns = 0  # when the splitter took the weights that it is known to have
+        self.held = False  # whether it had them when it was last read
+        # Any of these weights the splitter may have: it may take a change whose answer is lost.
+        self._own: list[WeightChange] = []
         self._read_ns = 0
         self._unwritten: WeightChange | None = None
         if configured is not None:
-            self._read_ns, self.held = now_ns(), True
-            start = WeightChange(at_ns=self._read_ns, weights=configured, why="as configured", trial=trial)
-            self.last = self._known = self._unwritten = start
+            at_ns = self._read_ns = now_ns()
+            start = WeightChange(at_ns=at_ns, weights=configured, why="as configured", trial=trial, done_ns=at_ns)
+            self.last = self._unwritten = start
+            self._own = [start]
 
-    def set(
-        self, weights: Mapping[str, int], *, action: str, why: str, step: int | None, cause_ns: int | None = None
+    @property
+    def due(self) -> WeightChange | None:
+        """Return the recorded change that the splitter is not known to have taken."""
+        return self.last if self.last is not None and self.last.done_ns is None else None
+
+    def record(
+        self, weights: Mapping[str, int], *, action: str, why: str, step: int, cause_ns: int | None = None
     ) -> None:
-        """Record what the arms are to have; the splitter receives it at the next `poll`."""
-        trial = self._trial
-        self.due = WeightChange(
-            at_ns=now_ns(), weights=weights, why=why, action=action, step=step, trial=trial, cause_ns=cause_ns
+        """Record what the arms are to have. The splitter receives it at the next `poll`, unless it has it already."""
+        at_ns = now_ns()
+        stays = self.last is not None and self.due is None and self.last.weights == weights
+        change = WeightChange(
+            at_ns=at_ns,
+            weights=weights,
+            why=why,
+            action=action,
+            step=step,
+            trial=self._trial,
+            cause_ns=cause_ns,
+            done_ns=at_ns if stays else None,
         )
-        self._record(self.due)
-
-    def decide(self, *, action: str, why: str) -> None:
-        """Record a decision that leaves the weights as they are."""
-        assert self.last is not None
-        self._record(replace(self.last, at_ns=now_ns(), action=action, why=why, cause_ns=None, done_ns=None))
+        if not stays:
+            self._own.append(change)
+        self._write(change)
 
     def poll(self, splitter: Splitter) -> WeightChange | None:
         """Have the splitter take what is due, or read its weights once a second; return what has changed in it.
@@ -132,48 +115,52 @@ class WeightController:
         Weights that others have set stay: they are recorded and returned, and nothing is due any more. So do those of
         the configuration of a splitter that was restarted. Raises one of UNANSWERED.
         """
-        due, known = self.due, self._known
+        due = self.due
         if due is None and now_ns() - self._read_ns < _READ_NS:
             return None
-        if due is None or known is not None:
+        if due is None or self.since_ns:
             self.held = False
-            own = [change for change in (known, due) if change is not None]
-            found = self._foreign_change(splitter, own)
+            found = self._foreign_change(splitter)
             self.held = True
             if found is not None:
-                self.due, self._known = None, found
-                self._record(found)
+                self._take(found)
                 return found
         if due is None:
             return None
         splitter.reweight(due.weights)
-        self._read_ns = now_ns()
-        self.due, self.held = None, True
-        self._known = taken = replace(due, done_ns=self._read_ns)
-        self._record(taken)
+        self.held, self._read_ns = True, now_ns()
+        taken = replace(due, done_ns=self._read_ns)
+        self._take(taken)
         return taken
 
-    def _foreign_change(self, splitter: Splitter, own: Sequence[WeightChange]) -> WeightChange | None:
-        """Read the weights, and return what others made of them; None where they are those of one of `own`."""
+    def _foreign_change(self, splitter: Splitter) -> WeightChange | None:
+        """Read the weights, and return what others made of them; None where they may be the controller's own."""
         before_ns, self._read_ns = self._read_ns, now_ns()
         found, last = splitter.shares(), self.last
         weights = {arm: found.weights.get(arm, 0) for arm in self._arms}
         shadows = {arm: percent for arm, percent in found.shadows.items() if arm in self._arms}
-        if any((weights, shadows) == (dict(change.weights), dict(change.shadows)) for change in own):
+        if any((weights, shadows) == (dict(change.weights), dict(change.shadows)) for change in self._own):
             return None
+        others = last is None or last.action == BY_OTHERS  # this controller has set nothing
+        known = in_words(self._own[0]) if self._own else ""
         return WeightChange(
             # No earlier than the change before it, which was made at its own instant.
             at_ns=self._read_ns if last is None else max(before_ns, (last.done_ns or last.at_ns) + 1),
             weights=weights,
             shadows=shadows,
-            why=f"another program changed {in_words(own[0])}, or the splitter was restarted" if own else "as found",
-            action=BY_OTHERS if self._passive else BY_HAND,
-            step=last.step if last is not None else 0 if self._passive else None,
+            why=f"another program changed {known}, or the splitter was restarted" if known else "as found",
+            action=BY_OTHERS if others else BY_HAND,
+            step=0 if last is None else last.step,
             trial=self._trial,
             done_ns=now_ns(),
         )
 
-    def _record(self, change: WeightChange) -> None:
+    def _take(self, change: WeightChange) -> None:
+        """Record what the splitter has now."""
+        self._own, self.since_ns = [change], change.done_ns or change.at_ns
+        self._write(change)
+
+    def _write(self, change: WeightChange) -> None:
         for line in (self._unwritten, change):
             if line is not None:
                 append(self._run_dir, line)

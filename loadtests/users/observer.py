@@ -173,6 +173,12 @@ class Observer:
             yield line
 
     def _record(self, logged: LoggedRequest) -> RequestRecord | None:
+        """Count a request that has ended, and return its record; None for one that is not compared.
+
+        Latencies count from the time at which the splitter received the request; the time at which the user meant to
+        send it is unknown. The first token came with the first byte of the answer; of the other tokens no times are
+        known.
+        """
         counts = self._counts
         if not logged.inference or logged.arm not in self.arms:
             counts.others += 1
@@ -182,9 +188,30 @@ class Observer:
             return None
         counts.finished += 1
         counts.failed += logged.status != "OK"
-        # Not by its own name: replicas of separate starts may have the same one.
-        replica = self.arms[logged.arm].get(logged.address, logged.address)
-        return user_record(logged, f"user-{counts.finished}", replica=replica)
+        identity = f"user-{counts.finished}"
+        figures = {_NAMES.get(name, name): value for name, value in logged.figures.items()}
+        output_tokens, first_ns = figures.get("output_tokens"), logged.first_ns
+        return RequestRecord(
+            request_id=identity,
+            session_id=logged.session_id or identity,
+            trial=1,
+            arm=logged.arm,
+            # Not by its own name: replicas of separate starts may have the same one.
+            replica=self.arms[logged.arm].get(logged.address, logged.address),
+            pair_id=identity,
+            scheduled_ns=logged.start_ns,
+            sent_ns=logged.start_ns,
+            first_token_ns=logged.start_ns + first_ns if first_ns is not None and output_tokens else None,
+            end_ns=logged.start_ns + logged.end_ns,
+            status=logged.status,
+            error=logged.error or None,
+            prompt_tokens=figures.get("prompt_tokens", 0),
+            max_tokens=None,
+            output_tokens=output_tokens,
+            token_ns=None,
+            phase="measure",
+            served=[figures.get(name) for name in SERVED_COLUMNS],
+        )
 
     def _count_at_the_source(self) -> None:
         """Read what the splitter has counted. What was under way in one that is gone is not waited for."""
@@ -222,33 +249,3 @@ class Observer:
             "histograms": {arm: tally.histograms() for arm, tally in self._tallies.items()},
         }
         write_document(self._folder / _ACCOUNT, account)
-
-
-def user_record(logged: LoggedRequest, identity: str, *, replica: str) -> RequestRecord:
-    """Return the record of a request whose end is logged.
-
-    Latencies count from the time at which the splitter received the request; the time at which the user meant to send
-    it is unknown. The first token came with the first byte of the answer; of the other tokens no times are known.
-    """
-    figures = {_NAMES.get(name, name): value for name, value in logged.figures.items()}
-    output_tokens, first_ns = figures.get("output_tokens"), logged.first_ns
-    return RequestRecord(
-        request_id=identity,
-        session_id=logged.session_id or identity,
-        trial=1,
-        arm=logged.arm,
-        replica=replica,
-        pair_id=identity,
-        scheduled_ns=logged.start_ns,
-        sent_ns=logged.start_ns,
-        first_token_ns=logged.start_ns + first_ns if first_ns is not None and output_tokens else None,
-        end_ns=logged.start_ns + logged.end_ns,
-        status=logged.status,
-        error=logged.error or None,
-        prompt_tokens=figures.get("prompt_tokens", 0),
-        max_tokens=None,
-        output_tokens=output_tokens,
-        token_ns=None,
-        phase="measure",
-        served=[figures.get(name) for name in SERVED_COLUMNS],
-    )

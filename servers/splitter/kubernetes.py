@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import copy
 import re
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from tailgate.servers.complaint import ConfigError
-from tailgate.servers.splitter.admin import SplitterError
+from tailgate.servers.splitter.admin import Shares, SplitterError
 from tailgate.servers.splitter.envoy_config import check_weight
 
 GROUP: Final = "gateway.networking.k8s.io"
 _TIMEOUT_S: Final = 10.0
+# No alarm of a ramp is seen while a route is waited for, and its rollback is to take 2 s at most.
+_IN_FORCE_S, _ASK_S = 1.0, 0.2
 
 
 def service_name(arm: str) -> str:
@@ -77,15 +79,6 @@ def _is_weighted(rule: Mapping[str, Any]) -> bool:
     return len(rule.get("backendRefs", [])) > 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouteState:
-    """The weight of each arm in a route, and whether every gateway has accepted this generation; False where none
-    reports."""
-
-    weights: Mapping[str, int]
-    in_force: bool
-
-
 class Gateway:
     """The route (GRPCRoute or HTTPRoute, by `kind`) of a cluster that splits the traffic among `arms`.
 
@@ -119,31 +112,29 @@ class Gateway:
         self._place = {"group": GROUP, "version": "v1", "namespace": namespace, "name": route}
         self._place["plural"] = f"{kind.lower()}s"
 
-    def state(self) -> RouteState:
-        return self._state(self._call(self._api.get_namespaced_custom_object))
+    def shares(self) -> Shares:
+        """Return the weight of each arm in the route."""
+        route = self._read()
+        present = route_weights(route)
+        return Shares(weights={arm: present[name] for name, arm in _services(route, self._arms).items()}, shadows={})
 
-    def reweight(self, weights: Mapping[str, int]) -> RouteState:
-        """Give the route these weights; arms that are not named keep theirs. Returns its state after that.
+    def reweight(self, weights: Mapping[str, int]) -> None:
+        """Give the route these weights; arms that are not named keep theirs. Return once every gateway says that it
+        follows, or after 1 s: not every gateway says so.
 
         A route that another program changes at the same time is left as it is, with SplitterError: ask again.
         """
-        patch = weights_patch(self._call(self._api.get_namespaced_custom_object), weights)
-        patched = self._call(
+        patch = weights_patch(self._read(), weights)
+        route = self._call(
             self._api.patch_namespaced_custom_object, body=patch, _content_type="application/merge-patch+json"
         )
-        return self._state(patched)
+        deadline = time.monotonic() + _IN_FORCE_S
+        while not _in_force(route) and time.monotonic() < deadline:
+            time.sleep(_ASK_S)
+            route = self._read()
 
-    def _state(self, route: Mapping[str, Any]) -> RouteState:
-        generation = route["metadata"].get("generation", 0)
-        accepted = [
-            condition.get("status") == "True" and condition.get("observedGeneration", 0) >= generation
-            for parent in route.get("status", {}).get("parents", [])
-            for condition in parent.get("conditions", [])
-            if condition.get("type") == "Accepted"
-        ]
-        present = route_weights(route)
-        weights = {arm: present[service] for service, arm in _services(route, self._arms).items()}
-        return RouteState(weights=weights, in_force=bool(accepted) and all(accepted))
+    def _read(self) -> Mapping[str, Any]:
+        return self._call(self._api.get_namespaced_custom_object)
 
     def _call(self, method: Callable[..., Any], **arguments: Any) -> Mapping[str, Any]:
         from kubernetes.client import ApiException
@@ -163,3 +154,15 @@ class Gateway:
         if not isinstance(route, dict) or "spec" not in route or "resourceVersion" not in route.get("metadata", {}):
             raise SplitterError(f"{self._address} answered no route: is it a Kubernetes API?")
         return route
+
+
+def _in_force(route: Mapping[str, Any]) -> bool:
+    """Return whether every gateway has accepted this generation of the route; False where none reports."""
+    generation = route["metadata"].get("generation", 0)
+    accepted = [
+        condition.get("status") == "True" and condition.get("observedGeneration", 0) >= generation
+        for parent in route.get("status", {}).get("parents", [])
+        for condition in parent.get("conditions", [])
+        if condition.get("type") == "Accepted"
+    ]
+    return bool(accepted) and all(accepted)

@@ -16,7 +16,7 @@ import pytest
 from benchmarks.simulation.greedy import Server
 from tailgate.analysis.records.schemas import COMPILE_EVENTS
 from tailgate.analysis.records.tables import read_table
-from tailgate.analysis.records.weight_journal import BY_OTHERS, read_weights
+from tailgate.analysis.records.weight_journal import BY_OTHERS, read_journal
 from tests.external.server_process import answers, running
 from tests.fakes.http_servers import CompilingServer, serving
 from tests.fakes.hub_model import make
@@ -267,7 +267,7 @@ def test_a_candidate_that_dies_under_another_controller_fails_and_its_weights_st
             assert answer("step")["verdict"] == "INCONCLUSIVE", "the candidate has no traffic yet"
             done = production.command("split", "--admin", admin, "--weight", "eager=70,compiled-padded=30")
             assert done.returncode == 0, done.stderr
-            wait_for(lambda: read_weights(run_dir(production))[-1].weights["compiled-padded"] == 30)
+            wait_for(lambda: read_journal(run_dir(production))[0][-1].weights["compiled-padded"] == 30)
             wait_for(lambda: answer("step")["interim"], 60, every_s=0.1)
             production.kill("compiled-padded")
             wait_for(lambda: "compiled-padded-0 died" in answer("promotion")["reasons"], 60, every_s=0.1)
@@ -275,7 +275,7 @@ def test_a_candidate_that_dies_under_another_controller_fails_and_its_weights_st
             assert production.weights() == {"eager": 70, "compiled-padded": 30}, "the run moves nothing"
             run.send_signal(signal.SIGINT)
             end_of(run, timeout_s=90)
-        changes = read_weights(run_dir(production))
+        changes = read_journal(run_dir(production))[0]
         assert [change.weights["compiled-padded"] for change in changes] == [0, 30]
         assert {change.action for change in changes} == {BY_OTHERS}
         assert (run_dir(production) / "report.html").exists()

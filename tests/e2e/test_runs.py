@@ -126,8 +126,8 @@ def test_a_search_in_turns_records_one_arm_a_trial_and_compares_their_answers(tm
         ended.set()
         watcher.join()
     assert outcome.interrupted, outcome.error
-    turns = json.loads((outcome.run_dir / "frontier.json").read_text())["turns"]
-    assert [turn["arms"] for turn in turns] == [["eager"], ["dynamic"], ["eager"]]
+    trials = [trial_facts(outcome.run_dir, number)["arms"] for number in (1, 2, 3)]
+    assert [[row["name"] for row in arms] for arms in trials] == [["eager"], ["dynamic"], ["eager"]]
     summary = analyze(outcome.run_dir)
     (gate,) = [gate for gate in summary["gates"] if gate["kind"] == "parity"]
     assert (gate["arm"], gate["verdict"]) == ("dynamic", "FAIL")

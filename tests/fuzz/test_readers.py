@@ -32,7 +32,7 @@ from tailgate.analysis.records.request_columns import RequestColumns
 from tailgate.analysis.records.schemas import REQUESTS
 from tailgate.analysis.records.tables import RecordError, read_table
 from tailgate.analysis.records.weight_journal import JOURNAL as WEIGHTS
-from tailgate.analysis.records.weight_journal import WeightChange, read_weights
+from tailgate.analysis.records.weight_journal import WeightChange, read_journal
 from tailgate.analysis.records.weight_journal import append as append_weights
 from tailgate.analysis.summary.summary import analyze
 from tailgate.loadtests.experiments.files import builtin_names, builtin_text
@@ -217,7 +217,7 @@ FILES = (
         read=_file("experiment.toml", read_toml),
         refuses=(ValueError, OSError),
     ),
-    Reader(name="weights.jsonl", seeds=_weights, read=_file(WEIGHTS, lambda path: read_weights(path.parent))),
+    Reader(name="weights.jsonl", seeds=_weights, read=_file(WEIGHTS, lambda path: read_journal(path.parent)[0])),
     Reader(name="interim.jsonl", seeds=_given(_ANALYSES), read=_file(INTERIM, lambda path: read_interim(path.parent))),
     Reader(
         name="runs.json",

@@ -318,7 +318,11 @@ def test_long_compiles_and_recompiles_beyond_the_limit_are_alarms(
 
 
 LIMITS = RampLimits()
-READY = Standing(step=1, step_s=400.0, safe=True, requests=100)
+READY = Standing(safe=True, requests=100)
+
+
+def decided(limits: RampLimits, *, step: int = 1, step_s: float = 400.0, **seen: Any) -> tuple[str, str]:
+    return decide(replace(READY, **seen), limits, step=step, step_s=step_s)
 
 
 @pytest.mark.parametrize(
@@ -340,11 +344,11 @@ READY = Standing(step=1, step_s=400.0, safe=True, requests=100)
 def test_a_step_ends_once_the_candidate_is_safe_and_has_had_time_and_requests(
     change: dict[str, Any], action: str, why: str
 ) -> None:
-    decision = decide(replace(READY, **change), LIMITS)
-    assert decision.action == action
-    assert why in decision.why
+    found, reason = decided(LIMITS, **change)
+    assert found == action
+    assert why in reason
     rollback = LIMITS.model_copy(update={"on_inconclusive": "rollback"})
-    assert decide(replace(READY, **change), rollback).action == ("rollback" if action == "hold" else action)
+    assert decided(rollback, **change)[0] == ("rollback" if action == "hold" else action)
 
 
 HALF = FakeRun(design="split", duration_s=600, rate=4, gates=GATES)

@@ -109,6 +109,8 @@ def test_settling_time_is_left_out(tmp_path: Path) -> None:
     steps = steps_of(Run.of(read_run(folder)))
     assert [step.held for step in steps if step.arm == "eager"] == ["held", "held", "missed"]
     assert [step.requests for step in steps if step.arm == "eager"] == [48, 96, 192]
+    for step in steps:
+        assert (step.low_ms, step.ms, step.high_ms) == pytest.approx((50.0 if step.held == "held" else 1000.0,) * 3)
 
 
 def test_short_and_cut_steps_are_undecided(tmp_path: Path) -> None:

@@ -134,16 +134,16 @@ def test_names_have_as_much_of_the_path_as_tells_runs_apart():
 
 def test_of_searches_an_arm_is_dropped_that_each_dropped():
     slow, late = ({"arm": arm, "reason": f"{arm} was too slow"} for arm in ("compiled", "other"))
-    first = {"budget_s": 600.0, "gated": False, "spent_s": 500.0, "stop": "done", "left": [slow, late]}
+    first = {"budget_s": 600.0, "spent_s": 500.0, "stop": "done", "left": [slow, late]}
     second = {**first, "spent_s": 590.0, "stop": "10 s are left", "left": [slow]}
     assert joined_search([first, None]) is None, "one of them is no search"
     assert joined_search([first]) == first
     both = joined_search([first, second])
-    assert (both["budget_s"], both["spent_s"], both["left"], both["gated"]) == (1200.0, 1090.0, [slow], False)
+    assert (both["budget_s"], both["spent_s"], both["left"]) == (1200.0, 1090.0, [slow])
     assert both["stop"] == "done; 10 s are left"
-    cut = {"budget_s": 600.0, "gated": True, "stop": "", "left": []}
+    cut = {"budget_s": 600.0, "stop": "", "left": []}
     both = joined_search([first, cut])
-    assert (both["gated"], both["stop"], both["left"]) == (True, "", [])
+    assert (both["stop"], both["left"]) == ("", [])
     assert "spent_s" not in both
 
 

@@ -21,7 +21,7 @@ from tailgate.analysis.records.request_columns import ColumnBuilder, first_rows
 from tailgate.analysis.records.requests import requests_of
 from tailgate.analysis.records.run_records import read_run
 from tailgate.analysis.records.tables import RecordError
-from tailgate.analysis.records.weight_journal import JOURNAL, WeightChange, append, read_journal, read_weights
+from tailgate.analysis.records.weight_journal import JOURNAL, WeightChange, append, read_journal
 from tailgate.analysis.summary.summary import analyze
 from tests.fakes.request_rows import T0, S, columns_of, row, table_of, write_rows
 from tests.fakes.runs import FakeRun, write_run
@@ -218,9 +218,9 @@ def journal(folder: Path, *more: bytes) -> Path:
 
 
 def test_what_was_written_is_read_and_a_torn_end_is_no_damage(tmp_path: Path) -> None:
-    (change,) = read_weights(journal(tmp_path, b'{"at_ns": 7, "weights": {"eag'))
+    (change,) = read_journal(journal(tmp_path, b'{"at_ns": 7, "weights": {"eag'))[0]
     assert (change.at_ns, change.weights, read_journal(tmp_path)[1]) == (5, {"eager": 90, "compiled": 10}, "")
-    assert read_weights(tmp_path / "none") == ()
+    assert read_journal(tmp_path / "none")[0] == ()
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_what_was_written_is_read_and_a_torn_end_is_no_damage(tmp_path: Path) ->
     ],
 )
 def test_a_damaged_line_is_no_decision_and_is_reported(tmp_path: Path, line: bytes) -> None:
-    assert len(read_weights(journal(tmp_path, line))) == 1
+    assert len(read_journal(journal(tmp_path, line))[0]) == 1
     assert read_journal(tmp_path)[1] == "has a line that is no decision"
     assert read_journal(journal(tmp_path, line))[1] == "has 2 lines that are no decision"
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tailgate.loadtests.commands.frontier_plan import frontier_plan, requests_verdicts
+from tailgate.analysis.settings.gate_limits import asks_for_verdicts
+from tailgate.loadtests.commands.frontier_plan import frontier_plan
 from tailgate.servers.complaint import ConfigError
 from tests.fakes.processes import refusal
 
@@ -97,6 +98,5 @@ def test_traffic_without_a_rate_needs_a_range(tmp_path: Path) -> None:
 
 
 def test_a_limit_of_a_gate_asks_for_verdicts(two: Path) -> None:
-    assert not requests_verdicts(frontier_plan(two))
-    assert requests_verdicts(frontier_plan(two, settings=["gates.margin=0.2"]))
-    assert not requests_verdicts(frontier_plan("frontier-demo"))
+    for path, settings, asks in ((two, [], False), (two, ["gates.margin=0.2"], True), ("frontier-demo", [], False)):
+        assert asks_for_verdicts(frontier_plan(path, settings=settings).gates, "generate") is asks

@@ -54,7 +54,7 @@ class Watched:
         )
         self.passive_ramp = PassiveRamp(
             folder,
-            experiment=cast(Experiment, experiment),
+            cast(Experiment, experiment),
             judge=cast(Judge, SimpleNamespace(last=lambda: self.interim)),
             provider=server,
         )
@@ -64,14 +64,12 @@ class Watched:
         self.clock_ns += int(seconds * 1e9)
         self.passive_ramp.poll(self.trial)
 
-    def go(self, *, decision: str | None = None, **seen: Any) -> None:
+    def go(self, **seen: Any) -> None:
         """Some time with traffic, and an interim analysis at its end."""
         self.ends(40)
         self.poll(30.0)
         self.analyses += 1
-        step = {"safe": False, "failed": None, "requests": 40, "uneven": None, **seen}
-        arms = {"new": {"decision": decision, "reason": "It is slower."}}
-        self.interim = {"number": self.analyses, "at_ns": self.clock_ns, "arms": arms, "step": step}
+        self.interim = {"number": self.analyses, "at_ns": self.clock_ns, "step": {"requests": 40, **seen}}
         self.poll(0.1)
 
     def ends(self, finished: int, *, failed: int = 0) -> None:
@@ -184,7 +182,7 @@ def test_beyond_this_machine_it_takes_a_token(monkeypatch: pytest.MonkeyPatch) -
         # Where nothing is watched any more, nothing begins nor rolls back.
         (lambda run: setattr(run, "clock_ns", run.clock_ns + 16 * 10**9), ("rollout",)),
         (
-            lambda run: run.go(decision="PASS"),
+            lambda run: run.go(safe=True, passed=True),
             ("confirm-rollout", "rollout", "confirm-traffic-increase", "confirm-promotion"),
         ),
     ],
@@ -208,9 +206,9 @@ def test_the_first_traffic_of_a_canary_needs_no_evidence_and_the_second_does(run
     [
         ("the candidate is not yet shown to be at most 25 % slower", "not every gate has passed", {}),
         (None, "not every gate has passed", {"safe": True}),
-        (None, None, {"decision": "PASS"}),
+        (None, None, {"safe": True, "passed": True}),
         *(
-            (words, words, {"decision": "PASS", "safe": True, key: value})
+            (words, words, {"safe": True, "passed": True, key: value})
             for words, key, value in (
                 ("the candidate had 29 of 30 requests", "requests", 29),
                 ("uneven", "uneven", "uneven"),
@@ -230,17 +228,17 @@ def test_a_step_takes_the_margin_and_the_promotion_every_gate(
 
 def test_pass_takes_a_recent_interim_analysis_of_the_present_weights(run: Watched) -> None:
     assert run.answer().reasons == (
-        "there is no interim analysis yet: the first comes after a block (traffic.block_s) of requests",
+        "there is no interim analysis of these weights yet: it takes a block (traffic.block_s) of requests",
     )
-    run.go(decision="PASS")
+    run.go(safe=True, passed=True)
     assert run.answer().verdict == "PASS"
     run.poll(121)
-    assert run.answer().reasons == ("the last interim analysis is 121 s old; the limit is 120 s",)
-    run.go(decision="PASS")
+    assert run.answer().reasons == ("there was no interim analysis for 121 s; the limit is 120 s",)
+    run.go(safe=True, passed=True)
     run.splitter.kept = {"old": 20, "new": 80}
     run.poll()
-    assert run.answer().reasons == ("the last interim analysis is of the weights before",)
-    run.go(decision="PASS")
+    assert "no interim analysis of these weights yet" in run.answer().reasons[0]
+    run.go(safe=True, passed=True)
     run.splitter.deaf = True
     run.poll()
     assert run.answer().reasons == ("the weights in force are not known",)
@@ -252,7 +250,7 @@ def test_pass_takes_a_recent_interim_analysis_of_the_present_weights(run: Watche
 
 
 def test_an_alarm_is_a_failure_at_once_and_for_good(run: Watched) -> None:
-    run.go(decision="PASS")
+    run.go(safe=True, passed=True)
     own = ServedCompile(arm="new", replica="new-0", kind="compile", start_ns=run.clock_ns, shape="1×81")
     run.collector.served_compiles = [replace(own, start_ns=run.clock_ns - 10**8, end_ns=run.clock_ns)]
     run.poll()
@@ -269,15 +267,15 @@ def test_an_alarm_is_a_failure_at_once_and_for_good(run: Watched) -> None:
 
 
 def test_a_burst_of_errors_counts_in_five_minutes_of_the_same_weights(run: Watched) -> None:
-    run.go(decision="PASS")
+    run.go(safe=True, passed=True)
     run.ends(60, failed=24)
     run.splitter.kept = {"old": 20, "new": 80}  # the errors were those of the step before
-    run.go(decision="PASS")
+    run.go(safe=True, passed=True)
     assert run.answer().verdict == "PASS"
     run.ends(64, failed=4)
     run.poll(301)
     run.ends(16, failed=4)
-    run.go(decision="PASS")
+    run.go(safe=True, passed=True)
     assert run.answer().verdict == "PASS"
     run.ends(4, failed=4)
     run.poll()

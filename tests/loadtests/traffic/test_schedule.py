@@ -19,7 +19,7 @@ from tailgate.loadtests.traffic.drawing import build_schedule, read_source, swit
 from tailgate.loadtests.traffic.lengths import fitted_lengths, scaled
 from tailgate.loadtests.traffic.schedule import SCHEDULE, Schedule
 from tailgate.loadtests.traffic.settings import TrafficConfig
-from tailgate.loadtests.trials.rate_search import closer
+from tailgate.loadtests.trials import rate_search
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.fields import read
 from tests.fakes.processes import refusal
@@ -363,16 +363,14 @@ def test_a_staircase_rises_in_equal_ratios_from_end_to_end(low: float, factor: f
         ([(4.0, 8.0), (16.0, 32.0)], (4.757, 5.657, 6.727, 19.03, 22.63, 26.91)),
         ([(4.0, 8.0), (4.0, 8.0)], (4.416, 4.876, 5.384, 5.944, 6.563, 7.246)),  # one bracket's steps are shared
         ([(10.0, 10.1)], (10.0, 10.0, 10.0, 10.1, 10.1, 10.1)),  # too narrow: its ends are tried again
+        ([(None, 2.0)], (0.6095, 0.743, 0.9057, 1.104, 1.346, 1.641)),  # open ends are searched further
+        ([(50.0, None)], (60.95, 74.3, 90.57, 110.4, 134.6, 164.1)),
+        ([(None, None), (50.0, None)], (2.828, 8.0, 22.63, 70.71, 100.0, 141.4)),
     ],
 )
-def test_the_next_trial_divides_the_bracket_of_every_arm(brackets: Any, rates: tuple[float, ...]) -> None:
-    assert closer(brackets, 6, low=1, high=64) == rates
-
-
-@pytest.mark.parametrize(
-    ("bracket", "low", "high"), [((None, 2.0), 0.5, 2.0), ((50.0, None), 50.0, 200.0), ((None, None), 1.0, 64.0)]
-)
-def test_an_open_bracket_is_searched_beyond_its_end(bracket: Any, low: float, high: float) -> None:
-    rates = closer([bracket], 3, low=1, high=64)
-    assert low < rates[0] < rates[1] < rates[2] < high
-    assert rates[1] == pytest.approx((low * high) ** 0.5, rel=1e-3)
+def test_the_next_trial_divides_the_bracket_of_every_arm(
+    brackets: Any, rates: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rate_search, "to_search", lambda arm, _: brackets[int(arm)])
+    arms = [str(number) for number in range(len(brackets))]
+    assert rate_search.next_rates(arms, [], 6, low=1, high=64) == rates

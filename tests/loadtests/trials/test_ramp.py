@@ -9,14 +9,14 @@ from typing import Any, cast
 
 import pytest
 
-from tailgate.analysis.records.weight_journal import BY_HAND, read_weights
+from tailgate.analysis.records.weight_journal import BY_HAND, read_journal
 from tailgate.analysis.settings.gate_limits import GateLimits
 from tailgate.analysis.settings.ramp_limits import RampLimits
 from tailgate.loadtests.experiments.model import Experiment
 from tailgate.loadtests.trials import ramp as ramping
 from tailgate.loadtests.trials import weights
 from tailgate.loadtests.trials.ramp import RampControl
-from tailgate.loadtests.trials.steering import Judge, early_end, end_when_decided
+from tailgate.loadtests.trials.steering import Judge, end_when_decided
 from tailgate.loadtests.trials.users_ramp import step_of
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.splitter.admin import Shares, SplitterError
@@ -24,7 +24,7 @@ from tests.fakes.processes import refusal
 
 START_NS = 10**18 + 10**12
 FIRST, HALF, BACK = {"eager": 9900, "new": 100}, {"eager": 5000, "new": 5000}, {"eager": 10_000, "new": 0}
-CONFIGURED = {"eager": 1, "new": 0}
+CONFIGURED, FOREIGN = {"eager": 1, "new": 0}, {"eager": 4000, "new": 6000}
 LIMITS = RampLimits(candidate="new", steps=(1.0, 50.0, 100.0), step_s=1.0)
 
 
@@ -97,7 +97,7 @@ class Ramp:
 
     @property
     def actions(self) -> list[str]:
-        return [change.action for change in read_weights(self.folder)]
+        return [change.action for change in read_journal(self.folder)[0]]
 
 
 @pytest.fixture
@@ -108,12 +108,12 @@ def ramp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ramp:
 def test_the_first_step_is_recorded_before_and_after_the_splitter_takes_it(ramp: Ramp) -> None:
     ramp.splitter.deaf = True
     ramp.poll()
-    (change,) = read_weights(ramp.folder)
+    (change,) = read_journal(ramp.folder)[0]
     assert (change.action, change.weights, change.done_ns) == ("start", FIRST, None)
     assert ramp.splitter.kept == CONFIGURED
     ramp.splitter.deaf = False
     ramp.poll()
-    (change,) = read_weights(ramp.folder)
+    (change,) = read_journal(ramp.folder)[0]
     assert change.done_ns is not None
     assert ramp.splitter.kept == FIRST
 
@@ -142,33 +142,51 @@ def test_weights_that_another_program_sets_are_left_and_end_the_ramp(ramp: Ramp,
     if due == "rollback":
         ramp.die()
     elif due:
-        ramp.control._change(ramp.trial, "advance", "the step is safe")
+        ramp.control._act(ramp.trial, "advance", "the step is safe")
     ramp.poll(2)
-    ramp.splitter.deaf, ramp.splitter.kept = False, dict(HALF)
+    ramp.splitter.deaf, ramp.splitter.kept = False, dict(FOREIGN)
     ramp.poll(3)
     assert ramp.actions == ["start", *([due] if due else []), BY_HAND]
-    assert read_weights(ramp.folder)[-1].weights == ramp.splitter.kept == HALF
-    assert any("the weights are eager=5000, new=5000 now" in text and due in text for text in said)
+    assert read_journal(ramp.folder)[0][-1].weights == ramp.splitter.kept == FOREIGN
+    assert any("the weights are eager=4000, new=6000 now" in text and due in text for text in said)
     assert "another program changed eager=9900, new=100" in str(ramp.facts.ended)
 
 
-def test_a_change_that_was_taken_though_the_answer_was_lost_is_no_other_program(ramp: Ramp) -> None:
+@pytest.mark.parametrize("action", ["rollback", "advance"])
+def test_a_change_that_was_taken_though_the_answer_was_lost_is_no_other_program(ramp: Ramp, action: str) -> None:
     ramp.poll()
     ramp.splitter.deaf = True
+    if action == "advance":
+        ramp.control._act(ramp.trial, "advance", "the step is safe")
+        ramp.poll()
     ramp.die()
     ramp.poll()
-    ramp.splitter.deaf, ramp.splitter.kept = False, dict(BACK)
+    ramp.splitter.deaf, ramp.splitter.kept = False, dict(HALF if action == "advance" else BACK)
     ramp.poll()
-    assert ramp.actions == ["start", "rollback"]
+    assert ramp.actions == ["start", *(["advance"] if action == "advance" else []), "rollback"]
+    assert ramp.splitter.kept == BACK
 
 
-def test_nothing_is_decided_while_the_weights_are_unknown(ramp: Ramp) -> None:
-    ramp.poll()
-    ramp.splitter.deaf = True
-    ramp.interim = {"number": 1, "at_ns": ramp.clock_ns + 10**12, "arms": {}}
+@pytest.mark.parametrize(
+    ("waits_s", "age_s", "deaf", "advances"),
+    [
+        (100, 0, False, True),
+        (100, 0, True, False),  # the weights are unknown
+        (100, 101, False, False),  # it is of the weights before
+        (200, 130, False, False),  # it is too old
+    ],
+)
+def test_a_step_up_takes_a_recent_interim_analysis_of_the_weights_in_force(
+    ramp: Ramp, waits_s: float, age_s: float, deaf: bool, advances: bool
+) -> None:
+    ramp.poll(2)
+    ramp.splitter.deaf = deaf
+    ramp.clock_ns += int(waits_s * 1e9)
+    evidence = {"safe": True, "passed": True, "requests": 100}
+    ramp.interim = {"number": 1, "at_ns": ramp.clock_ns - int(age_s * 1e9), "step": evidence}
     ramp.poll(3)
-    assert ramp.actions == ["start"]
-    assert "does not answer" in ramp.status.detail
+    assert ramp.actions == ["start", *["advance"] * advances]
+    assert ("does not answer" in ramp.status.detail) is deaf
 
 
 @pytest.mark.parametrize(("on_inconclusive", "share"), [("hold", 100), ("rollback", 0)])
@@ -192,14 +210,19 @@ def test_an_open_step_is_held_or_rolled_back(
     ramp.poll(3, after_s=waits_s[1])
     ended = [] if share and not why else [on_inconclusive]
     assert (ramp.actions, ramp.splitter.kept["new"]) == (["start", *ended], share)
-    assert all(words in read_weights(ramp.folder)[-1].why for words in why)
+    assert all(words in read_journal(ramp.folder)[0][-1].why for words in why)
+    lines = (ramp.folder / "weights.jsonl").read_text().count("\n")
+    assert lines == 2 + {"hold": 1, "rollback": 2}[on_inconclusive] * len(ended), "a share that stays is not sent again"
 
 
-def test_the_last_step_is_not_promoted_without_an_interim_analysis(ramp: Ramp) -> None:
+def test_the_last_step_is_promoted_by_an_interim_analysis_alone_and_ends_the_ramp(ramp: Ramp) -> None:
     ramp.control = ramp.controller(step=2)
     ramp.poll(2)
     ramp.poll(3, after_s=10_000)
     assert ramp.actions == ["start"]
+    ramp.interim = {"number": 1, "at_ns": ramp.clock_ns}
+    ramp.poll(3)
+    assert (ramp.actions, len(ramp.ends)) == (["start", "promoted"], 1)
 
 
 @pytest.mark.parametrize(
@@ -213,41 +236,25 @@ def test_a_ramp_begins_at_the_last_step_whose_share_the_candidate_has_unless_tha
     assert "new has all of" in refusal(ConfigError, step_of, {"eager": 0, "new": 7}, LIMITS, control="eager")
 
 
-def interim(**arms: str | None) -> dict[str, Any]:
-    rows = {arm: {"decision": decision, "reason": f"{arm} is so."} for arm, decision in arms.items()}
-    return {"seconds": 300.0, "arms": rows}
-
-
 @pytest.mark.parametrize(
-    ("arms", "why", "ended"),
+    ("decisions", "trial", "ended", "failed"),
     [
-        ({"a": "PASS", "b": None}, (), {}),
-        ({"a": "FAIL", "b": None}, (), {"a": "a is so."}),
-        ({"a": "PASS", "b": "FAIL"}, ("decided after 5.0 minutes", "a: PASS", "b: FAIL"), {}),
-        ({}, (), {}),
+        ({"new": "PASS", "other": None}, 1, (), []),
+        ({"new": "FAIL", "other": None}, 1, (), ["new"]),
+        ({"new": "FAIL", "other": "PASS"}, 2, (), []),  # an analysis of another trial
+        ({"new": "PASS", "other": "FAIL"}, 1, ("decided after 5.0 minutes", "new: PASS", "other: FAIL"), []),
+        ({}, 1, (), []),
     ],
 )
-def test_a_run_ends_when_each_arm_is_decided(
-    arms: dict[str, str | None], why: tuple[str, ...], ended: dict[str, str]
+def test_an_arm_that_fails_gets_no_more_and_the_trial_ends_when_all_are_decided(
+    ramp: Ramp, decisions: dict[str, str | None], trial: int, ended: tuple[str, ...], failed: list[str]
 ) -> None:
-    found, failed = early_end(interim(**arms))
-    assert bool(found) == bool(why)
-    assert all(words in (found or "") for words in why)
-    assert failed == ended
-    assert early_end(interim(**arms), ended=list(arms))[1] == {}
-
-
-def test_an_arm_that_fails_gets_no_more_once_and_the_trial_ends_when_all_are_decided(ramp: Ramp) -> None:
-    last = {**interim(new="FAIL", other=None), "trial": 1}
-    judge = cast(Judge, SimpleNamespace(last=lambda: last))
+    arms = {arm: {"decision": decision, "reason": f"{arm} is so."} for arm, decision in decisions.items()}
+    judge = cast(Judge, SimpleNamespace(last=lambda: {"seconds": 300.0, "arms": arms, "trial": trial}))
     ramp.trial.context.number, ramp.facts.ended_arms = 1, {}
     for _ in range(2):
         end_when_decided(judge, ramp.trial)
-    assert (ramp.ends, list(ramp.facts.ended_arms), ramp.facts.ended) == ([None], ["new"], None)
-    last = {**interim(new="FAIL", other="PASS"), "trial": 2}
-    end_when_decided(judge, ramp.trial)
-    assert ramp.facts.ended is None, "an analysis of another trial"
-    last["trial"] = 1
-    end_when_decided(judge, ramp.trial)
-    assert "other: PASS" in str(ramp.facts.ended)
-    assert len(ramp.ends) == 2
+    assert bool(ramp.facts.ended) == bool(ended)
+    assert all(words in str(ramp.facts.ended) for words in ended)
+    assert list(ramp.facts.ended_arms) == failed
+    assert [at_ns is None for at_ns in ramp.ends] == [True] * len(failed) + [False] * bool(ended)

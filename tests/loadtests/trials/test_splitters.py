@@ -11,14 +11,13 @@ from typing import Any, cast
 import pytest
 import yaml
 
-from tailgate.analysis.records.weight_journal import BY_HAND, BY_OTHERS, read_weights
+from tailgate.analysis.records.weight_journal import BY_HAND, BY_OTHERS, read_journal
 from tailgate.loadtests.experiments.users import UsersConfig
 from tailgate.loadtests.trials import weights
 from tailgate.loadtests.trials.status import ReplicaState
 from tailgate.loadtests.trials.users_ramp import UsersTrial
 from tailgate.loadtests.trials.weights import (
     EnvoySplitter,
-    RouteSplitter,
     Splitter,
     WeightController,
     in_words,
@@ -44,17 +43,13 @@ def routed(namespace: str = "models") -> Iterator[tuple[FakeCluster, Splitter]]:
     """A cluster whose route gives everything to "eager", and its splitter; who asks has the rights of rbac.yaml."""
     cluster = FakeCluster(route_of({"eager": 1, "new": 0}), namespace=namespace, rules=ROLE["rules"])
     with served(cluster) as port:
-        splitter = splitter_of(UsersConfig(route=f"{namespace}/tailgate", api=f"127.0.0.1:{port}"), ("eager", "new"))
-        assert isinstance(splitter, RouteSplitter)
+        users = UsersConfig(route=f"{namespace}/tailgate", api=f"127.0.0.1:{port}", access_log="requests.log")
+        splitter = splitter_of(users, ("eager", "new"))
         yield cluster, splitter
 
 
 def in_route(cluster: FakeCluster) -> dict[str, int]:
     return {name.removeprefix("tailgate-"): weight for name, weight in route_weights(cluster.route).items()}
-
-
-def test_a_route_is_moved_where_one_is_named_and_else_the_envoy_behind_the_admin_address() -> None:
-    assert isinstance(splitter_of(UsersConfig(admin="127.0.0.1:9901"), ("eager", "new")), EnvoySplitter)
 
 
 def test_a_ramp_of_a_route_goes_up_and_back_with_exactly_the_rights_of_the_role(
@@ -68,8 +63,9 @@ def test_a_ramp_of_a_route_goes_up_and_back_with_exactly_the_rights_of_the_role(
         ramp.die()
         ramp.poll()
         assert in_route(cluster) == {"eager": 10_000, "new": 0}
-        last = read_weights(tmp_path)[-1]
+        last = read_journal(tmp_path)[0][-1]
         assert (last.action, last.done_ns is not None) == ("rollback", True)
+        assert cluster.requests[-1][0] == "PATCH", "an accepted change is not waited for"
         assert {status for _, status in cluster.requests} == {200}, "nothing was forbidden"
         assert {method.lower() for method, _ in cluster.requests} == set(ROLE["rules"][0]["verbs"])
 
@@ -99,11 +95,11 @@ def test_a_change_by_hand_is_recorded_once_with_the_weights_before(split: Split,
     splitter = EnvoySplitter(admin)
     controller = WeightController(tmp_path, CONFIGURED, trial=2, configured=CONFIGURED)
     assert controller.poll(splitter) is None
-    assert read_weights(tmp_path) == ()
+    assert read_journal(tmp_path)[0] == ()
     reweight(admin, {"compiled": 9})
     change = controller.poll(splitter)
     assert controller.poll(splitter) is None
-    start, written = read_weights(tmp_path)
+    start, written = read_journal(tmp_path)[0]
     assert written == change
     assert (start.weights, start.shadows, start.action) == (CONFIGURED, {}, "start")
     assert written.weights == {"eager": 9, "compiled": 9, "dark": 0}
@@ -119,11 +115,11 @@ def test_a_change_by_hand_is_recorded_once_with_the_weights_before(split: Split,
 
 def test_weights_that_others_move_are_recorded_from_the_first_reading(split: Split, tmp_path: Path) -> None:
     splitter = EnvoySplitter(split.envoy.admin)
-    controller = WeightController(tmp_path, ("eager", "compiled"), passive=True)
+    controller = WeightController(tmp_path, ("eager", "compiled"))
     for compiled in (1, 1, 3):
         reweight(split.envoy.admin, {"compiled": compiled})
         controller.poll(splitter)
-    found = [(change.action, change.step, change.weights["compiled"]) for change in read_weights(tmp_path)]
+    found = [(change.action, change.step, change.weights["compiled"]) for change in read_journal(tmp_path)[0]]
     assert found == [(BY_OTHERS, 0, 1), (BY_OTHERS, 0, 3)]
 
 

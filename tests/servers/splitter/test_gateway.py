@@ -14,7 +14,8 @@ from kubernetes.config import incluster_config
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.config import ArmConfig
 from tailgate.servers.metadata import ARM_HEADER
-from tailgate.servers.splitter.admin import SplitterError
+from tailgate.servers.splitter import kubernetes
+from tailgate.servers.splitter.admin import Shares, SplitterError
 from tailgate.servers.splitter.kubernetes import Gateway, route_weights, weights_patch
 from tests.fakes.credentials import make_certificates
 from tests.fakes.kubernetes import FakeCluster, route_of, served
@@ -99,21 +100,22 @@ def gateway_to(port: int, **fields: Any) -> Gateway:
     return Gateway(**{"namespace": "models", "route": "tailgate", "arms": ARMS, "proxy": f"127.0.0.1:{port}", **fields})
 
 
-def test_new_weights_are_set_and_read_back_also_among_other_changes() -> None:
+def test_new_weights_are_set_and_read_back_also_among_other_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kubernetes, "_IN_FORCE_S", 0.3)
     cluster = FakeCluster(manifest())
     with served(cluster) as port:
         gateway = gateway_to(port)
-        state = gateway.reweight({"eager": 50, "Compiled_2.13": 50})
-        assert (state.weights, state.in_force) == ({"eager": 50, "Compiled_2.13": 50}, False)
-        assert cluster.route["spec"]["rules"][:-1] == manifest()["spec"]["rules"][:-1]
         cluster.accept()
-        assert gateway.state().in_force
-
+        gateway.reweight({"eager": 50, "Compiled_2.13": 50})
+        assert cluster.requests[-1][0] == "GET", "no gateway has accepted this generation"
+        assert gateway.shares() == Shares(weights={"eager": 50, "Compiled_2.13": 50}, shadows={})
+        assert cluster.route["spec"]["rules"][:-1] == manifest()["spec"]["rules"][:-1]
         cluster.interfere = lambda _: cluster.change(lambda route: route["metadata"].update(labels={}))
         with pytest.raises(SplitterError, match="409"):
             gateway.reweight({"eager": 70})
         cluster.interfere = None
-        assert gateway.reweight({"eager": 70}).weights == {"eager": 70, "Compiled_2.13": 50}
+        gateway.reweight({"eager": 70})
+        assert gateway.shares().weights == {"eager": 70, "Compiled_2.13": 50}
         assert cluster.route["metadata"]["labels"] == {}
 
 
@@ -138,7 +140,7 @@ def test_weights_that_cannot_be_set_are_an_error(trouble: dict[str, Any], words:
         with pytest.raises(SplitterError, match=words):
             gateway.reweight({"eager": 70})
     with pytest.raises(SplitterError, match=f"127.0.0.1:{port} does not answer"):
-        gateway.state()
+        gateway.shares()
 
 
 def test_a_pod_finds_its_api_server_and_shows_its_token_to_it_alone(
@@ -157,7 +159,7 @@ def test_a_pod_finds_its_api_server_and_shows_its_token_to_it_alone(
             monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", ca)
             if words:
                 with pytest.raises(SplitterError, match=words):
-                    gateway_to(0, proxy="").state()
+                    gateway_to(0, proxy="").shares()
                 assert cluster.requests == []
             else:
-                assert gateway_to(0, proxy="").reweight({"eager": 5}).weights["eager"] == 5
+                assert gateway_to(0, proxy="").shares().weights["eager"] == 90
