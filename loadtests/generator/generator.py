@@ -7,7 +7,6 @@ Locust; the client's readers do nothing but stamp times, so slow bookkeeping can
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable
 from functools import lru_cache, partial
@@ -34,7 +33,7 @@ from tailgate.servers.complaint import write_failure
 
 _IN_A_ROW = 16  # requests started late or booked before others take their turn: some 0.3 ms
 _HEARTBEAT_S = 0.02
-_CHECK_EVERY_NS = 250_000_000  # for an end, and at what is still under way once all was sent
+_CHECK_EVERY_NS = 250_000_000  # for an end
 
 
 def _routes(config: TrialConfig) -> dict[str, Route]:
@@ -132,19 +131,16 @@ class Generator:
         )
         self._preparer.wait_filled()
 
-    def run(self, start_ns: int) -> bool:
-        """Start every loaded request at `start_ns` plus its offset, and wait until all have ended, the drain time is
-        over, or none of those under way can be in time any more.
-
-        Returns whether all ended by themselves. The garbage window is open meanwhile.
-        """
+    def run(self, start_ns: int) -> None:
+        """Start every loaded request at `start_ns` plus its offset, and wait until all have ended, which they do by
+        their deadlines. The garbage window is open meanwhile."""
         self.open_window()
         self._log.start_ns = start_ns
         self._dispatcher = gevent.spawn(self._dispatch, start_ns)
         self._dispatcher.get()
         if self._end_ns is not None or self._ends_ns:
             self._log.planned = self._log.started
-        return self._wait_drained() and not self._stopped
+        self._idle.wait()
 
     def end_at(self, at_ns: int) -> None:
         """Send nothing that is due at `at_ns` or later; what is under way then goes on to its end."""
@@ -153,28 +149,6 @@ class Generator:
     def end_arm_at(self, arm: str, at_ns: int) -> None:
         """Do the same with the copies that are pinned to one arm; the others go on."""
         self._ends_ns[arm] = at_ns
-
-    def _wait_drained(self) -> bool:
-        """Return whether all calls ended by themselves before the drain time was over, while one could be in time."""
-        until_s = time.monotonic() + self._config.drain_s
-        while not self._idle.wait(min(_CHECK_EVERY_NS / 1e9, max(0.0, until_s - time.monotonic()))):
-            if time.monotonic() >= until_s or self._all_late():
-                return False
-        return True
-
-    def _all_late(self) -> bool:
-        """Return whether calls are in flight and all of them exceed the limits that the trial sets."""
-        ttft_ms, e2e_ms = self._config.ttft_limit_ms, self._config.e2e_limit_ms
-        if not (ttft_ms or e2e_ms) or not self._inflight:
-            return False
-        at_ns = now_ns()
-
-        def is_late(call: Call) -> bool:
-            since_ns: int = call.tag.scheduled_ns
-            first_ns = call.first_token_ns or at_ns
-            return first_ns - since_ns > ttft_ms * 1e6 and at_ns - since_ns > e2e_ms * 1e6
-
-        return all(map(is_late, self._inflight))
 
     def open_window(self) -> None:
         """Turn garbage collection off until `stop`; count the loop lag and the time of the account from here."""

@@ -40,9 +40,6 @@ class TrialConfig(Settings):
     gets the next. `external` says of arms that are not tailgate's where they are and what they speak.
 
     `prompts` of "text" are made with the `tokenizer` of that path or id.
-
-    Once all was sent, the calls under way are cut as soon as none of them can be in time any more: each is past
-    `ttft_limit_ms` and past `e2e_limit_ms`, of which 0 sets no limit. Where both are 0 they have `drain_s`.
     """
 
     trial: int = 1
@@ -55,9 +52,6 @@ class TrialConfig(Settings):
     ignore_eos: bool = True
     prompts: PromptKind = "ids"
     tokenizer: str = ""
-    drain_s: float = Field(default=60.0, ge=0, le=2e6)
-    ttft_limit_ms: float = Field(default=0.0, ge=0, le=1e9)
-    e2e_limit_ms: float = Field(default=0.0, ge=0, le=1e9)
     security: SecurityConfig = OPEN
 
     @model_validator(mode="after")

@@ -180,15 +180,13 @@ class Worker:
         if generator is None or log is None:
             return None
         try:
-            ended = generator.run(start_ns - self._clock.best.offset_ns)
+            generator.run(start_ns - self._clock.best.offset_ns)
         except Exception as error:
             return self._finish(self._reason(error), _SHIP_WITHIN_S)
         if self._load.generator is not generator:
             return None  # stopped by another, which also recorded what was in flight
         if generator.failure is None:
             log.complete = True
-        if not ended:
-            logger.warning("%d requests had not ended when the drain time was over", generator.inflight)
         return self._finish(generator.failure, _SHIP_WITHIN_S)
 
     def _finish(self, error: str | None, ship_within_s: float) -> None:
