@@ -26,7 +26,7 @@ from tailgate.loadtests.generator.precise_sleep import sleep_until
 from tailgate.loadtests.generator.preparer import TURN_S, Prepared, Preparer, RequestCopy
 from tailgate.loadtests.generator.record import RequestRecord
 from tailgate.loadtests.generator.trial_config import TrialConfig
-from tailgate.loadtests.traffic.prompts import PromptSource
+from tailgate.loadtests.traffic.prompts import served_text
 from tailgate.loadtests.traffic.schedule import EVERY_ARM, PlannedRequest, Schedule
 from tailgate.servers.clock import now_ns
 from tailgate.servers.complaint import write_failure
@@ -44,11 +44,11 @@ def _routes(config: TrialConfig) -> dict[str, Route]:
     def endpoint(address: str) -> Endpoint:
         return Endpoint(InferenceClient(address, security=config.security, path=path, call=call))
 
-    source = PromptSource.of(config.prompts, model=config.tokenizer, vocab_size=config.vocab_size)
-    encode = own_encoder(source, ignore_eos=config.ignore_eos, task=config.task)
+    text = served_text(config.tokenizer, vocab_size=config.vocab_size)
+    encode = own_encoder(text, vocab_size=config.vocab_size, ignore_eos=config.ignore_eos, task=config.task)
     routes = {arm: Route(encode, list(map(endpoint, target.split(",")))) for arm, target in config.targets.items()}
     for arm, external in config.external.items():
-        routes[arm] = external_route(arm, external, traffic=source.text, ignore_eos=config.ignore_eos)
+        routes[arm] = external_route(arm, external, traffic=text, ignore_eos=config.ignore_eos)
     return routes
 
 

@@ -16,7 +16,6 @@ from tailgate.analysis.records.documents import write_document, write_json
 from tailgate.loadtests.external.addresses import parse_target
 from tailgate.loadtests.external.arms import AnyExternalArm
 from tailgate.loadtests.external.client_security import OPEN, SecurityConfig
-from tailgate.loadtests.traffic.prompts import PromptKind
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.config import Task
 from tailgate.servers.fields import Listed, Settings, read
@@ -39,7 +38,7 @@ class TrialConfig(Settings):
     A target may be several addresses between commas: replicas, of which the one with the fewest requests in flight
     gets the next. `external` says of arms that are not tailgate's where they are and what they speak.
 
-    `prompts` of "text" are made with the `tokenizer` of that path or id.
+    Prompts are text that the `tokenizer` of that path or id counts; random ids if it is empty.
     """
 
     trial: int = 1
@@ -50,7 +49,6 @@ class TrialConfig(Settings):
     timeout_s: float = Field(default=60.0, ge=0.001, le=1e6)
     vocab_size: int = Field(default=256, ge=4, le=2**31 - 1)
     ignore_eos: bool = True
-    prompts: PromptKind = "ids"
     tokenizer: str = ""
     security: SecurityConfig = OPEN
 

@@ -31,21 +31,17 @@ class Source:
     text: PromptText | None = None
 
 
-def read_source(config: TrafficConfig, *, model: str = "", answers: bool = True) -> Source:
-    """Read the files that `config` names. `model` has the tokenizer if none is named. Raises ConfigError.
+def read_source(config: TrafficConfig, *, tokenizer: str = "", answers: bool = True) -> Source:
+    """Read the trace that `config` names and the `tokenizer` of prompts of text. Raises ConfigError.
 
     Without `answers` nothing is generated, and a trace need not say how much.
     """
-    trace = text = None
+    trace = None
     if "trace" in (config.arrivals, config.workload) and not config.trace:
         raise ConfigError("[traffic] replays a trace and traffic.trace names none: add --trace FILE")
     if config.trace:
         trace = read_trace(config.trace, answers=answers, blocks=config.workload == "trace")
-    if config.prompts == "text":
-        if not (config.tokenizer or model):
-            raise ConfigError("traffic.tokenizer is empty and no model is named: give the path of a model folder")
-        text = load_prompt_text(config.tokenizer or model)
-    return Source(trace=trace, text=text)
+    return Source(trace=trace, text=load_prompt_text(tokenizer) if tokenizer else None)
 
 
 def build_schedule(

@@ -12,7 +12,6 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from tailgate.loadtests.traffic.prompts import PromptKind
 from tailgate.servers.address import host_port
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.fields import Listed, Settings, as_toml
@@ -78,7 +77,7 @@ class TrafficConfig(Settings):
     """Further factors on all lengths, each from its start in s on: `[[0, 0.2], [240, 1]]`."""
     trace: str = ""
     """Path of a trace (CSV or JSON Lines), for `arrivals = "trace"` or `workload = "trace"`."""
-    prompts: PromptKind = "ids"
+    prompts: Literal["ids", "text"] = "ids"
     """What a prompt is made of: random token ids, or text of exactly the planned number of tokens."""
     tokenizer: Annotated[str, UsedWith("prompts", ("text",))] = ""
     """Model folder or hub id whose tokenizer counts the tokens of a text. Default: the control's `model.id`."""

@@ -113,7 +113,7 @@ def questions(
 def requests_for(experiment: Experiment, arm: ExternalArm, plans: Sequence[PlannedRequest]) -> list[Asking]:
     """Return the questions in the words of the arm; the seed is each round's."""
     traffic = experiment.traffic
-    shared = None if traffic.prompts == "ids" else load_prompt_text(traffic.tokenizer or experiment.counting_model)
+    shared = load_prompt_text(experiment.tokenizer) if experiment.tokenizer else None
     text = prompt_text(arm, shared)
     return [
         Asking(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tailgate.analysis.wording import counted
 from tailgate.loadtests.generator.trial_config import TrialConfig
-from tailgate.loadtests.traffic.prompts import PromptSource
+from tailgate.loadtests.traffic.prompts import served_text
 from tailgate.loadtests.traffic.settings import TrafficConfig
 from tailgate.loadtests.trials.context import RunError, TrialContext
 from tailgate.loadtests.trials.processes import child_environment
@@ -38,9 +38,8 @@ class LoadGenerator:
         self._trial = trial
         traffic = trial.experiment.traffic
         config = trial_config(trial, targets, vocab_sizes=vocab_sizes)
-        if config.prompts != "ids":
-            # Fails here in one line, rather than in every request.
-            PromptSource.of(config.prompts, model=config.tokenizer, vocab_size=config.vocab_size)
+        # Fails here in one line, rather than in every request.
+        served_text(config.tokenizer, vocab_size=config.vocab_size)
         config.write(trial.folder / "generator.json")
         # Workers on other hosts are started by hand: they may take as long as arms.
         self._workers_s = trial.experiment.trials.ready_timeout_s if traffic.remote_workers else 0.0
@@ -118,8 +117,7 @@ def trial_config(trial: TrialContext, targets: Mapping[str, str], *, vocab_sizes
         timeout_s=traffic.timeout_s,
         vocab_size=min(vocab_sizes, default=2**31 - 1),  # external arms get text
         ignore_eos=traffic.ignore_eos,
-        prompts=traffic.prompts,
-        tokenizer=traffic.tokenizer or experiment.counting_model,
+        tokenizer=experiment.tokenizer,
         security=experiment.security,
     )
 

@@ -26,7 +26,7 @@ from tailgate.loadtests.generator.preparer import Preparer
 from tailgate.loadtests.generator.record import SERVED_COLUMNS, RequestRecord
 from tailgate.loadtests.generator.recorder import RequestRecorder, record_file
 from tailgate.loadtests.generator.trial_config import TrialConfig
-from tailgate.loadtests.traffic.prompts import prompt_words, token_ids
+from tailgate.loadtests.traffic.prompts import prompt_ids
 from tailgate.loadtests.traffic.schedule import SCHEDULE, Schedule, planned_requests
 from tailgate.servers.clock import now_ns
 from tailgate.servers.complaint import ConfigError
@@ -230,7 +230,7 @@ def test_copies_carry_the_same_prompt_and_their_own_id() -> None:
     generator.stop()
     requests = [GenerateRequest.FromString(copy.body) for copy in copies]
     assert [request.request_id for request in requests] == ["1-0-eager", "1-0-compiled"]
-    assert [list(request.token_ids.ids) for request in requests] == [token_ids(prompt_words(100, 20), 300)] * 2
+    assert [list(request.token_ids.ids) for request in requests] == [prompt_ids(row, 300)] * 2
     settings = {(request.max_tokens, request.ignore_eos, request.session_id) for request in requests}
     assert settings == {(3, True, "1-0")}
     assert b"x-tailgate-session\x031-0" in copies[0].headers

@@ -289,7 +289,7 @@ def test_a_written_trial_is_read_back_as_it_was(tmp_path: Path) -> None:
     address = ("http://a:1/v1", "http://b/v1")
     external = OpenAiArm(name="vllm", kind="openai", address=address, openai=openai, model_name="m")
     config = TrialConfig(
-        **{"trial": 3, "arms": ("eager", "vllm"), "prompts": "text", "tokenizer": "llama"},
+        **{"trial": 3, "arms": ("eager", "vllm"), "tokenizer": "llama"},
         targets={"eager": "127.0.0.1:50051,127.0.0.1:50052"},
         external={"vllm": external},
         security=SecurityConfig(token_env="TOKEN"),
