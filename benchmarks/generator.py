@@ -148,9 +148,7 @@ class Work:
             },
             schema=SCHEDULE,
         )
-        Schedule(
-            table=table, design="split", arms=(), trial=1, seed=self.seed, duration_s=seconds, block_s=30.0, over={}
-        ).write(path)
+        Schedule(table=table, arms=()).write(path)
 
 
 def run(work: Work, *, folder: Path, splitter: bool = False) -> dict[str, float]:

@@ -114,12 +114,7 @@ def build_schedule(
             shared = _block_columns(trace, trace_rows[rows], config.length_scale, rng["blocks"])
     return Schedule(
         table=pa.table({**columns, **shared}, schema=pa.schema([*SCHEDULE, *(BLOCKS if shared else ())])),
-        design=config.design,
         arms=tuple(arms),
-        trial=trial,
-        seed=seed,
-        duration_s=config.duration_s,
-        block_s=config.block_s,
         over=over,
         steps=tuple(
             {

@@ -60,8 +60,8 @@ def _on_init(task: Task, environment: Environment, runner: Any, **_: Any) -> Non
     if not isinstance(runner, WorkerRunner):
         try:
             if options.trial:
-                TrialConfig.read(Path(options.trial, "generator.json"))
-                Schedule.read(Path(options.trial, "schedule.arrow"))
+                trial = TrialConfig.read(Path(options.trial, "generator.json"))
+                Schedule.read(Path(options.trial, "schedule.arrow"), trial.arms)
             elif options.headless or environment.host:
                 hand_config(environment, 1, task=task)
         except ConfigError as error:

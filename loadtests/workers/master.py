@@ -83,8 +83,8 @@ class Master:
                 (client.id for client in clients.ready + clients.running + clients.spawning),
                 key=self._runner.get_worker_index,
             )
-        schedule = Schedule.read(self._folder / "schedule.arrow")
         config = TrialConfig.read(self._folder / "generator.json")
+        schedule = Schedule.read(self._folder / "schedule.arrow", config.arms)
         self._waiting, self._running = set(ids), set(ids)
         shares = [schedule.share(number, len(ids)) for number in range(len(ids))]
         for number, client_id in enumerate(ids):

@@ -122,7 +122,7 @@ class Worker:
             folder = folder_for(self._keep, "/".join(folder.parts[-2:]))
             self._compare_clocks()
         config = read(TrialConfig, assigned["config"], where="generator")
-        share = Schedule.parse(assigned["share"], f"share {worker}")
+        share = Schedule.parse(assigned["share"], config.arms)
         generator = self._load.begin(
             config,
             worker=worker,

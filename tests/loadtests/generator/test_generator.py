@@ -47,8 +47,7 @@ def schedule(offsets_ms: list[int], *, arm: str | None = "*", tokens: int = 3) -
         {"index": number, "offset_ns": offset * MS, "prompt_seed": 100 + number, "session_id": f"1-{number}", **same}
         for number, offset in enumerate(offsets_ms)
     ]
-    settings: Any = {"design": "mirrored", "arms": ARMS, "trial": 1, "seed": 0, "duration_s": 10.0, "block_s": 30.0}
-    return Schedule(table=pa.Table.from_pylist(rows, schema=SCHEDULE), over={}, **settings)
+    return Schedule(table=pa.Table.from_pylist(rows, schema=SCHEDULE), arms=ARMS)
 
 
 class Run:

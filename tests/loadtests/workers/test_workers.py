@@ -344,7 +344,7 @@ def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trial:
 
 def test_a_trial_starts_once_when_all_are_ready_and_ends_with_the_last(trial: Trial) -> None:
     runner, (_, assigned) = trial.runner, sent(trial.runner, messages.ASSIGN)
-    assert Schedule.parse(assigned["share"], "y").table == trial.schedule.share(1, 2).table
+    assert Schedule.parse(assigned["share"], ()).table == trial.schedule.share(1, 2).table
     say(runner, messages.READY, "x")
     assert sent(runner, messages.START) == []
     for _ in range(2):
