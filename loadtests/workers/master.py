@@ -20,7 +20,6 @@ from locust.exception import RPCError
 from locust.runners import STATE_MISSING, MasterRunner
 
 from tailgate.analysis.records.documents import write_document
-from tailgate.loadtests.generator.clock_offsets import host_identity
 from tailgate.loadtests.generator.trial_config import END_FILE, TrialConfig
 from tailgate.loadtests.traffic.schedule import Schedule
 from tailgate.loadtests.workers import channel
@@ -90,12 +89,7 @@ class Master:
         for number, client_id in enumerate(ids):
             planned = sum(shares[number].planned.values())
             self._loads[client_id] = _Load(number=number, client_id=client_id, planned=planned)
-        shared = {
-            "protocol": channel.PROTOCOL,
-            "host": host_identity(),
-            "records": str(self._folder),
-            "config": config.to_dict(),
-        }
+        shared = {"protocol": channel.PROTOCOL, "records": str(self._folder), "config": config.to_dict()}
         for load in self._loads.values():
             self._send(channel.ASSIGN, {**shared, "worker": load.number, "share": shares[load.number].to_bytes()}, load)
         gevent.spawn(self._watch)
