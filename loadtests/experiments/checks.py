@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tailgate.analysis.settings.metrics import check_defined
 from tailgate.analysis.settings.slo_targets import parse_slo
 from tailgate.analysis.wording import counted
-from tailgate.loadtests.traffic.lengths import workloads_of
+from tailgate.loadtests.traffic.lengths import FIT_OF
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.config import Task
 from tailgate.servers.fields import as_toml
@@ -73,9 +73,10 @@ def _check_task(experiment: Experiment) -> None:
                 "to all arms, so set model.task at the top alone"
             )
     workload = experiment.traffic.workload
-    names = [*workloads_of(task), "trace"]
-    if workload not in names:
-        raise ConfigError(f'traffic.workload is "{workload}" but model.task is "{task}": use {", ".join(names)}')
+    if workload not in (FIT_OF[task], "trace"):
+        raise ConfigError(
+            f'traffic.workload is "{workload}" but model.task is "{task}": use "{FIT_OF[task]}" or "trace"'
+        )
     for table, keys in _LEFT_OUT[task].items():
         settings: Any = getattr(experiment, table)
         for key in keys:

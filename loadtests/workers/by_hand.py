@@ -15,7 +15,7 @@ from tailgate.loadtests.external.client_security import SecurityConfig
 from tailgate.loadtests.generator.precise_sleep import sleep_until
 from tailgate.loadtests.generator.preparer import Prepared
 from tailgate.loadtests.generator.trial_config import TrialConfig
-from tailgate.loadtests.traffic.lengths import FitName, fitted_lengths, scaled, workloads_of
+from tailgate.loadtests.traffic.lengths import FIT_OF, fitted_lengths, scaled
 from tailgate.loadtests.traffic.schedule import PlannedRequest
 from tailgate.loadtests.workers.load_process import LoadProcess
 from tailgate.servers.clock import now_ns
@@ -60,8 +60,7 @@ def add_arguments(parser: Any, *, task: Task) -> None:
     add = parser.add_argument
     add("--request-rate", type=_positive, default=1.0, help="Requests/s of each User (default 1)")
     add("--burstiness", type=_positive, default=1.0, help="Shape of the gamma gaps: 1 is Poisson, below 1 is bursty")
-    workload, scale, why = ("sentences", 1.0, "") if task == "embed" else ("conversation", 0.1, ": fits small models")
-    add("--workload", choices=workloads_of(task), default=workload, help=f"Which lengths (default {workload})")
+    scale, why = (1.0, "") if task == "embed" else (0.1, ": fits small models")
     add("--length-scale", type=_positive, default=scale, help=f"Factor on all lengths (default {scale:g}{why})")
     add("--max-prompt-tokens", type=_count, default=128, help="Longer prompts are cut (default 128)")
     if task == "generate":
@@ -155,8 +154,8 @@ class OpenLoopUser(User):
         assert load.generator is not None
         gap_s = rng.standard_gamma(options.burstiness) / (options.burstiness * options.request_rate)
         self._next_ns += int(gap_s * 1e9)
-        fit: FitName = options.workload
-        ((prompt_tokens, max_tokens),) = scaled(fitted_lengths(fit, 1, rng=rng), options.length_scale).tolist()
+        lengths = fitted_lengths(FIT_OF[load.task], 1, rng=rng)
+        ((prompt_tokens, max_tokens),) = scaled(lengths, options.length_scale).tolist()
         number = next(load.requests)
         name = f"{load.tests}-{load.worker}.{number}"
         plan = PlannedRequest(

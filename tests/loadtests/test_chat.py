@@ -89,7 +89,6 @@ REFUSED: list[tuple[Task, str, list[str], tuple[str, ...]]] = [
     ("generate", "https://h:1", ["--token-env", "s3cret-T0ken"], ("token_env",)),
     ("generate", "https://h:1", ["--client-key", "k.pem"], ("tls_key",)),
     ("embed", "nowhere", [], ("nowhere", "host:port")),
-    ("embed", "h:1", ["--workload", "conversation"], ("--workload", "conversation")),
     ("embed", "h:1", ["--max-new-tokens", "8"], ("--max-new-tokens",)),
 ]
 

@@ -285,9 +285,9 @@ class ByHand(OpenLoopUser):
 
 
 def gaps_ns(worker: int) -> list[int]:
-    lengths = {"workload": "conversation", "length_scale": 0.1, "max_prompt_tokens": 64, "max_new_tokens": 8}
+    lengths = {"length_scale": 0.1, "max_prompt_tokens": 64, "max_new_tokens": 8}
     options = Fake(trial="", seed=1, burstiness=4.0, request_rate=1000.0, arm="", **lengths)
-    counts: Any = {"users": count(), "requests": count(), "tests": 0}
+    counts: Any = {"users": count(), "requests": count(), "tests": 0, "task": "generate"}
     load = Fake(options=options, generator=Mock(), worker=worker, **counts)
     user = ByHand(Fake(tailgate_load=load))  # type: ignore[arg-type]
     user.on_start()
