@@ -10,8 +10,6 @@ from locust import User, task
 from locust.env import Environment
 from locust.exception import StopUser
 
-from tailgate.loadtests.external.addresses import parse_target
-from tailgate.loadtests.external.client_security import SecurityConfig
 from tailgate.loadtests.generator.precise_sleep import sleep_until
 from tailgate.loadtests.generator.preparer import Prepared
 from tailgate.loadtests.generator.trial_config import TrialConfig
@@ -88,19 +86,18 @@ def hand_config(environment: Environment, test: int, *, task: Task) -> TrialConf
     assert options is not None
     if not environment.host:
         raise ConfigError("no host is given: add --host localhost:50051, the splitter or one arm's server")
-    parse_target(environment.host)
-    values = {name: getattr(options, flag[2:].replace("-", "_")) for flag, name, _ in _SECURITY_FLAGS}
-    security = read(SecurityConfig, values)
-    security.check("--tls or --token")
-    return TrialConfig(
-        trial=test,
-        task=task,
-        arms=(options.arm,) if options.arm else (),
-        targets={"*": environment.host},
-        timeout_s=options.request_timeout,
-        vocab_size=options.vocab_size,
-        security=security,
-    )
+    table = {
+        "trial": test,
+        "task": task,
+        "arms": [options.arm] if options.arm else [],
+        "targets": {"*": environment.host},
+        "timeout_s": options.request_timeout,
+        "vocab_size": options.vocab_size,
+        "security": {name: getattr(options, flag[2:].replace("-", "_")) for flag, name, _ in _SECURITY_FLAGS},
+    }
+    config = read(TrialConfig, table)
+    config.security.check("--tls or --token")
+    return config
 
 
 # --- The User ---------------------------------------------------------------------------------------------------------

@@ -200,7 +200,7 @@ def test_the_account_counts_busy_seconds_once_the_schedule_has_begun(monkeypatch
         clock.used_s, clock.at_s = clock.used_s + share, clock.at_s + 1.0
         log.refresh()
         log.start_ns = now_ns()
-    assert log.account()["cpu"] == {"mean": 0.81, "max": 0.97, "busy_s": 2.0, "of_s": 3.0}
+    assert log.account()["cpu"] == {"busy_s": 2.0, "of_s": 3.0}
 
 
 def test_log_counts_and_quantiles_count_from_the_schedule(tmp_path: Path) -> None:
