@@ -50,7 +50,10 @@ class TrafficConfig(Settings):
     arrivals: Arrivals = "poisson"
     """When requests start: a constant rate (`poisson`, `gamma`), a rate that changes (`piecewise`), the times of a
     trace, or steps of rising load (`saturation`). `users` sends nothing; `ramp.load = "none"` sets it."""
-    rate: Annotated[Rate, UsedWith("arrivals", ("poisson", "gamma"))] = 0.0
+    # No limit below: 0 is as good as none where others apply, and `_check_times` says what these arrivals need.
+    rate: Annotated[
+        float, Field(le=1e9, json_schema_extra={"minimum": 0}), UsedWith("arrivals", ("poisson", "gamma"))
+    ] = 0.0
     """Requests/s: to each arm when mirrored, in all when split or switchback. Default: required for these arrivals."""
     burstiness: Annotated[float, Field(ge=0.001, le=1e6), UsedWith("arrivals", ("gamma", *_LISTED))] = 1.0
     """1 is a Poisson process, below 1 comes in bursts, above 1 is more even."""

@@ -173,6 +173,7 @@ SEARCH = {"arrivals": "saturation", "rates": [1.0, 2.0], "duration_s": 90}
     ("wrong", "message"),
     [
         ({}, "rate is 0.0: give requests/s above 0"),
+        ({"rate": -1}, "rate is -1.0: give requests/s above 0"),
         ({"rate": 1, "rampup_s": 60}, "lower rampup_s"),
         ({"rate": 1, "length_scales": [[0.0, 1.0, 2.0]]}, "length_scales[0] is [0.0, 1.0, 2.0]: give 2 or fewer"),
         ({"rate": 1, "length_scales": [[0.0, 1.0], [9.0, 0.0]]}, "length_scales[1][1] is 0.0: give 1e-06"),
