@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import logging
-import signal
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Self
@@ -26,19 +23,6 @@ logger = logging.getLogger("tailgate")
 
 _KEPT_ON_ENVIRONMENT = "tailgate_load"  # Locust loads a locustfile more than once: state hangs on its Environment
 _NAMES: Final[Mapping[Task, str]] = {"generate": "Generate", "embed": "Embed"}  # of calls, in Locust's statistics
-
-
-def end_with_parent() -> None:
-    """Have this process killed when the one that forked it is gone, even by kill -9.
-
-    A load worker that outlived its master would go on sending, to arms that died with the run, and record the failures.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, int(signal.SIGKILL))  # PR_SET_PDEATHSIG
-
-
-class RequestError(Exception):
-    """What Locust shows for a request that did not end with OK: the gRPC status and the message."""
 
 
 class LoadProcess:
@@ -124,8 +108,8 @@ class LoadProcess:
             name=name,
             response_time=record.e2e_ms,
             response_length=record.output_tokens or 0,
-            exception=None if record.ok else RequestError(f"{record.status}: {record.error or 'no message'}"),
-            context={key: getattr(record, key) for key in ("arm", "replica", "request_id", "phase")},
+            exception=None if record.ok else f"{record.status}: {record.error or 'no message'}",
+            context={},
             start_time=record.scheduled_ns / 1e9,
         )
         ttft_ms: Any = record.ttft_ms  # Locust's annotation says int
