@@ -87,13 +87,10 @@ def refused(changes: Mapping[str, Any], base: str = MINIMAL) -> str:
         ({"arm": {"model": {"seed": 5}}}, ("compare_models = true",)),
         ({"arm": {"engine": {"slots": 4}}}, ("arms.compiled.engine.slots is 4", "control")),
         ({"arm": {"model": {"device": "cpu"}}}, ('arms.compiled.model.device is "cpu"',)),
-        ({"arm": {"preset": "eager-padded", "compile": {"fullgraph": True}}}, ("compile.fullgraph", "enabled = true")),
-        ({"arm": {"compile": {"backend": "aot_eager"}}}, ("compile.mode", "reduce-overhead", "aot_eager")),
-        *(
-            ({"arm": {"compile": {"enabled": False, key: value}}}, (f"compile.{key} is ", "enabled is false"))
-            for key, value in (("strict", True), ("options", {"max_autotune": True}))
+        (
+            {"arm": {"compile": {"backend": "aot_eager"}}},
+            ("compile.mode", "reduce-overhead", "aot_eager"),
         ),
-        ({"arm": {"compile": {"artifact": "x", "enabled": False}}}, ("compile.artifact", "nothing is compiled")),
         (
             {"arm": {"compile": {"artifact": "x"}}, "trials": {"compile_cache": "shared"}},
             ("artifact is set", 'trials.compile_cache is "shared"'),
