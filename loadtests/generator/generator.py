@@ -129,7 +129,7 @@ class Generator:
         self._preparer = Preparer(
             schedule, prepare=lambda plan: self.prepare(plan, f"{trial}-{plan.index}"), on_failure=self._fail
         )
-        self._preparer.wait_filled()
+        self._preparer.filled.wait()
 
     def run(self, start_ns: int) -> None:
         """Start every loaded request at `start_ns` plus its offset, and wait until all have ended, which they do by
@@ -155,10 +155,6 @@ class Generator:
         self._garbage.open()
         self._log.loop_lag = Histogram()
         self._log.start_ns = now_ns()
-
-    @property
-    def inflight(self) -> int:
-        return len(self._inflight)
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Return whether everything started had ended and was recorded within `timeout_s`."""
@@ -186,7 +182,7 @@ class Generator:
 
     def _dispatch(self, start_ns: int) -> None:
         in_a_row = 0
-        for offset_ns, prepared in self._preparer or ():
+        for offset_ns, prepared in self._preparer.ready if self._preparer else ():
             scheduled_ns = self._next_ns = start_ns + offset_ns
             in_a_row += 1
             if in_a_row >= _IN_A_ROW:
