@@ -139,7 +139,6 @@ class Work:
             {
                 "index": np.arange(count),
                 "offset_ns": (offsets * 1e9).astype(np.int64),
-                "session_id": [f"1-{number}" for number in range(count)],
                 "prompt_tokens": np.full(count, 16, np.int32),
                 "max_tokens": np.full(count, tokens, np.int32),
                 "prompt_seed": rng.integers(0, 2**62, count),

@@ -70,7 +70,7 @@ def own_encoder(text: PromptText | None, *, vocab_size: int, ignore_eos: bool, t
     def encode(plan: PlannedRequest, request_id: str, arm: str | None) -> tuple[bytes, bytes]:
         nonlocal shared
         if plan is not shared[0]:
-            session = plan.session_id
+            session = request_id if arm is None else request_id.removesuffix(f"-{arm}")  # one for all copies
             request: GenerateRequest | EmbedRequest = EmbedRequest(session_id=session)
             if task == "generate":
                 request = GenerateRequest(session_id=session, max_tokens=plan.max_tokens, ignore_eos=ignore_eos)

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tailgate.analysis.arrays import Ints
 from tailgate.loadtests.traffic import arrivals
@@ -99,7 +98,6 @@ def build_schedule(
     columns = {
         "index": pa.array(np.arange(len(rows))),
         "offset_ns": pa.array(offsets),
-        "session_id": pc.binary_join_element_wise(str(trial), pc.cast(pa.array(rows), pa.string()), "-"),
         "prompt_tokens": pa.array(np.minimum(inputs, max_prompt_tokens).astype(np.int32)),
         "max_tokens": pa.array(np.minimum(outputs, max_new_tokens).astype(np.int32)),
         "prompt_seed": pa.array(seeds[rows]),

@@ -21,7 +21,6 @@ EVERY_ARM = "*"
 _SCHEDULE: Columns = (
     ("index", pa.int64(), "Number of the request in its trial, from 0."),
     ("offset_ns", pa.int64(), "When it is due, from the start of the trial."),
-    ("session_id", pa.string(), "Session of a split."),
     ("prompt_tokens", pa.int32(), "Tokens of the prompt."),
     ("max_tokens", pa.int32(), "Tokens of the answer."),
     ("prompt_seed", pa.int64(), "Names the token sequence."),
@@ -42,7 +41,6 @@ class PlannedRequest(NamedTuple):
 
     index: int  # type: ignore[assignment]  # a row's number matters more than tuple.index
     offset_ns: int
-    session_id: str
     prompt_tokens: int
     max_tokens: int
     prompt_seed: int

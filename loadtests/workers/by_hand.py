@@ -158,7 +158,6 @@ class OpenLoopUser(User):
         plan = PlannedRequest(
             index=number,
             offset_ns=0,
-            session_id=name,
             prompt_tokens=min(prompt_tokens, options.max_prompt_tokens),
             max_tokens=min(max_tokens, getattr(options, "max_new_tokens", 0)),  # 0 of an embedding
             prompt_seed=int(rng.integers(0, 2**63 - 1)),

@@ -44,7 +44,7 @@ ARMS = ("eager", "compiled")
 def schedule(offsets_ms: list[int], *, arm: str | None = "*", tokens: int = 3) -> Schedule:
     same = {"prompt_tokens": 20, "max_tokens": tokens, "arm": arm, "phase": "measure"}
     rows = [
-        {"index": number, "offset_ns": offset * MS, "prompt_seed": 100 + number, "session_id": f"1-{number}", **same}
+        {"index": number, "offset_ns": offset * MS, "prompt_seed": 100 + number, **same}
         for number, offset in enumerate(offsets_ms)
     ]
     return Schedule(table=pa.Table.from_pylist(rows, schema=SCHEDULE), arms=ARMS)

@@ -149,7 +149,7 @@ def test_an_answer_is_that_of_the_arm_it_was_sent_to_and_fails_where_it_is_not_w
     call = Mock(spec=EmbedCall if embeds else GrpcCall, **settings | changes)
     call.initial_metadata = {ARM_HEADER: routed} if routed else {}
     call.trailing_metadata = {trailing_key("output_tokens"): "1"} | ({trailing_key("arm"): said} if said else {})
-    plan = Fake(session_id="s", prompt_tokens=3, max_tokens=1, phase="")
+    plan = Fake(prompt_tokens=3, max_tokens=1, phase="")
     call.tag = Fake(arm=pinned, plan=plan, request_id="1", pair_id="1", endpoint=None, scheduled_ns=0)
     record = record_of(call, 1)
     assert (record.arm, record.error, record.status) == ("new", error, "INTERNAL" if error else "OK")

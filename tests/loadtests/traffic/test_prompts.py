@@ -65,7 +65,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def plan(tokens: int, *, seed: int = 7) -> PlannedRequest:
-    given: dict[str, Any] = {"index": 0, "offset_ns": 0, "session_id": "s", "max_tokens": 1}
+    given: dict[str, Any] = {"index": 0, "offset_ns": 0, "max_tokens": 1}
     return PlannedRequest(prompt_tokens=tokens, **given, prompt_seed=seed, arm=None, phase="measure")
 
 

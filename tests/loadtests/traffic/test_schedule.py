@@ -52,12 +52,12 @@ def test_a_schedule_reads_back_and_no_offset_of_a_damaged_one_leads_out_of_it(tm
     back = Schedule.read(path, schedule.arms)
     assert back.table.equals(schedule.table)
     assert back.planned == schedule.planned
-    whole, session = path.read_bytes(), back.table["session_id"].chunk(0)
-    offsets = np.frombuffer(session.buffers()[1], dtype="<i4")[:4].tobytes()
+    whole, phase = path.read_bytes(), back.table["phase"].chunk(0)
+    offsets = np.frombuffer(phase.buffers()[1], dtype="<i4")[:4].tobytes()
     for good, damaged in (
         (whole[-2000:], b""),
         (offsets, b"\xff\xff\xff\x7f" * 4),
-        (b"session_id", b"session_no"),
+        (b"prompt_seed", b"prompt_salt"),
     ):
         path.write_bytes(whole.replace(good, damaged))
         assert "build it again" in refusal(ConfigError, Schedule.read, path, ())
