@@ -32,13 +32,10 @@ class Exchange(NamedTuple):
         """What to add to the worker's clock to get the master's."""
         return ((self.received_ns - self.sent_ns) + (self.answered_ns - self.back_ns)) // 2
 
-    @property
-    def travel_ns(self) -> int:
-        return max(0, (self.back_ns - self.sent_ns) - (self.answered_ns - self.received_ns))
-
     def uncertainty_ns(self, at_ns: int) -> int:
         """Return the largest error of `offset_ns` at `at_ns` on the worker's clock."""
-        return self.travel_ns // 2 + abs(at_ns - self.back_ns) * DRIFT_PPM // 1_000_000
+        travel_ns = max(0, (self.back_ns - self.sent_ns) - (self.answered_ns - self.received_ns))
+        return travel_ns // 2 + abs(at_ns - self.back_ns) * DRIFT_PPM // 1_000_000
 
 
 class ClockComparison:

@@ -126,6 +126,7 @@ class Generator:
     def load(self, schedule: Schedule) -> None:
         """Encode the first seconds of `schedule`, and go on encoding a few seconds ahead of time."""
         trial = self._config.trial
+        self._log.planned = sum(schedule.planned.values())
         self._preparer = Preparer(
             schedule, prepare=lambda plan: self.prepare(plan, f"{trial}-{plan.index}"), on_failure=self._fail
         )

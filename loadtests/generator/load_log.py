@@ -36,7 +36,6 @@ class LoadLog:
         directory: Path | None,
         *,
         worker: int,
-        planned: int | None,
         arms: Iterable[str] = (),
         recorder: RequestRecorder | None = None,
         clock: ClockComparison | None = None,
@@ -45,7 +44,7 @@ class LoadLog:
         self._path = None if directory is None else directory / f"generator-{worker}.json"
         self._recorder = recorder
         self.worker = worker
-        self.planned = planned
+        self.planned: int | None = None  # as much as was started, where there is no schedule
         self.started = 0
         self.start_ns: int | None = None  # null in the files until the start is agreed on
         self.settled_ns: int | None = None  # all that was due before has ended and is on disk

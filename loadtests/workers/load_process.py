@@ -60,7 +60,6 @@ class LoadProcess:
         config: TrialConfig,
         *,
         worker: int,
-        planned: int | None,
         records: str,
         clock: ClockComparison | None = None,
     ) -> Generator:
@@ -71,9 +70,7 @@ class LoadProcess:
         directory = Path(records) if records else None
         if directory is not None and self.recorder is None:
             self.recorder = RequestRecorder(record_file(directory / f"requests-{worker}.arrow"), clock=clock)
-        self.log = LoadLog(
-            directory, worker=worker, planned=planned, arms=config.arms, recorder=self.recorder, clock=clock
-        )
+        self.log = LoadLog(directory, worker=worker, arms=config.arms, recorder=self.recorder, clock=clock)
         on_record = None if self.options.trial else self.count_in_locust
         self.generator = Generator(config, log=self.log, on_record=on_record)
         return self.generator

@@ -86,7 +86,6 @@ def _on_init(task: Task, environment: Environment, runner: Any, **_: Any) -> Non
                 generator = load.begin(
                     hand_config(environment, load.tests + 1, task=task),
                     worker=load.worker,
-                    planned=None,
                     records=options.records,
                 )
             except ConfigError as error:

@@ -121,13 +121,8 @@ class Worker:
             self._compare_clocks()
         config = read(TrialConfig, assigned["config"], where="generator")
         share = Schedule.parse(assigned["share"], config.arms)
-        generator = self._load.begin(
-            config,
-            worker=worker,
-            planned=sum(share.planned.values()),
-            records=str(folder),
-            clock=None if self._keep is None else self._clock,
-        )
+        clock = None if self._keep is None else self._clock
+        generator = self._load.begin(config, worker=worker, records=str(folder), clock=clock)
         if self._keep is not None:
             self._follow(folder / f"requests-{worker}.arrow")
         generator.load(share)

@@ -62,7 +62,7 @@ class Run:
         **settings: Any,
     ) -> None:
         config = TrialConfig(**{"arms": ARMS, "timeout_s": 10.0, "trial": 1, **settings})
-        self.log = LoadLog(None, worker=0, planned=len(plan), arms=config.arms, recorder=recorder)
+        self.log = LoadLog(None, worker=0, arms=config.arms, recorder=recorder)
         self.records: list[RequestRecord] = []
         self.generator = generator = Generator(config, log=self.log, on_record=self.records.append)
         generator.load(plan)
@@ -198,7 +198,7 @@ def test_stop_records_what_is_in_flight_as_cancelled() -> None:
 
 def test_the_lag_counts_from_the_schedule_and_nothing_starts_once_it_was_stopped(targets: dict[str, str]) -> None:
     # A dispatcher or a user whose instant has come in the same turn of the loop still runs once.
-    log = LoadLog(None, worker=0, planned=1)
+    log = LoadLog(None, worker=0)
     generator = Generator(TrialConfig(arms=ARMS, trial=1, targets=targets), log=log)
     generator.connect()
     plan = next(iter(planned_requests(schedule([0]).table, at_once=1)))
@@ -222,7 +222,7 @@ def test_a_disk_that_takes_no_record_ends_the_load(targets: dict[str, str]) -> N
 
 def test_copies_carry_the_same_prompt_and_their_own_id() -> None:
     config = TrialConfig(arms=ARMS, targets={"*": "localhost:1"}, vocab_size=300)
-    generator = Generator(config, log=LoadLog(None, worker=0, planned=None))
+    generator = Generator(config, log=LoadLog(None, worker=0))
     row = next(planned_requests(schedule([0]).table))
     copies = generator.prepare(row, "1-0")
     assert [copy.arm for copy in generator.prepare(row._replace(index=1), "1-1")] == ["compiled", "eager"]

@@ -195,7 +195,7 @@ def test_the_account_counts_busy_seconds_once_the_schedule_has_begun(monkeypatch
     clock = Fake(process_time=time.process_time, thread_time=lambda: clock.used_s, perf_counter=lambda: clock.at_s)
     clock.used_s = clock.at_s = 0.0
     monkeypatch.setattr(accounts, "time", clock)
-    log = LoadLog(None, worker=0, planned=1)
+    log = LoadLog(None, worker=0)
     for share in (1.0, 0.96, 0.97, 0.5):  # getting ready may take all of a core
         clock.used_s, clock.at_s = clock.used_s + share, clock.at_s + 1.0
         log.refresh()
@@ -204,7 +204,8 @@ def test_the_account_counts_busy_seconds_once_the_schedule_has_begun(monkeypatch
 
 
 def test_log_counts_and_quantiles_count_from_the_schedule(tmp_path: Path) -> None:
-    log = LoadLog(tmp_path, worker=3, planned=5, arms=["eager", "compiled"])
+    log = LoadLog(tmp_path, worker=3, arms=["eager", "compiled"])
+    log.planned = 5
     at_ns = now_ns()
     for e2e_ms, status in ((200, "OK"), (300, "OK"), (400, "UNAVAILABLE")):
         times = {"scheduled_ns": 0, "sent_ns": 40, "first_token_ns": 100, "end_ns": e2e_ms}
