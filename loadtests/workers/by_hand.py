@@ -63,7 +63,6 @@ def add_arguments(parser: Any, *, task: Task) -> None:
     add("--max-prompt-tokens", type=_count, default=128, help="Longer prompts are cut (default 128)")
     if task == "generate":
         add("--max-new-tokens", type=_count, default=32, help="Longer answers are cut (default 32)")
-    add("--vocab-size", type=int, default=256, help="Prompts are token ids below this (default 256)")
     add("--arm", default="", help="Send every request to this arm (default: the splitter chooses)")
     add("--request-timeout", type=_positive, default=60.0, help="Deadline of each request in seconds (default 60)")
     add("--seed", type=int, default=0, help="Seed of gaps, lengths and prompts (default 0)")
@@ -92,7 +91,6 @@ def hand_config(environment: Environment, test: int, *, task: Task) -> TrialConf
         "arms": [options.arm] if options.arm else [],
         "targets": {"*": environment.host},
         "timeout_s": options.request_timeout,
-        "vocab_size": options.vocab_size,
         "security": {name: getattr(options, flag[2:].replace("-", "_")) for flag, name, _ in _SECURITY_FLAGS},
     }
     config = read(TrialConfig, table)

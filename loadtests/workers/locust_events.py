@@ -83,11 +83,8 @@ def _on_init(task: Task, environment: Environment, runner: Any, **_: Any) -> Non
             master.assign()
         elif not isinstance(runner, MasterRunner) and not options.trial:
             try:
-                generator = load.begin(
-                    hand_config(environment, load.tests + 1, task=task),
-                    worker=load.worker,
-                    records=options.records,
-                )
+                config = hand_config(environment, load.tests + 1, task=task)
+                generator = load.begin(config, worker=load.worker, records=options.records)
             except ConfigError as error:
                 logger.error("%s", error)
                 if options.headless:

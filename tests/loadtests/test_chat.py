@@ -82,7 +82,6 @@ def test_bad_usage_ends_locust_with_one_line() -> None:
 REFUSED: list[tuple[Task, str, list[str], tuple[str, ...]]] = [
     ("generate", "nowhere", [], ("nowhere", "host:port")),
     ("generate", "", [], ("--host",)),
-    ("generate", "h:1", ["--vocab-size", "3"], ("vocab_size is 3: give 4 or more",)),
     ("generate", "h:1", ["--request-rate", "0"], ("--request-rate", "0")),
     ("generate", "h:1", ["--request-rate", "inf"], ("--request-rate", "inf is not above 0 and finite")),
     ("generate", "https://h:1", ["--tls-ca", "/nowhere/ca.pem"], ("/nowhere/ca.pem",)),

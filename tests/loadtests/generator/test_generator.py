@@ -240,9 +240,7 @@ def test_copies_carry_the_same_prompt_and_their_own_id() -> None:
     [
         ("{}", "generator.targets is empty"),
         ('{"targets": {"*": "nowhere"}}', 'target "nowhere" is not host:port'),
-        ('{"targets": {"*": "a:1"}, "colour": 1}', "generator.colour is unknown"),
-        ("[]", "generator is []: give a table"),
-        *((text, "trial config ") for text in ("", "[" * 5000, "1" * 5000)),
+        *((text, "trial config ") for text in ("", "[" * 5000)),
     ],
 )
 def test_bad_trial_config_is_one_clear_line(tmp_path: Path, text: str, message: str) -> None:
