@@ -13,9 +13,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from tailgate.analysis.arrays import Ints
 from tailgate.loadtests.generator.record import RequestRecord
-
-Counts = npt.NDArray[np.int64]
 
 _BINS = 2400  # 1 us * 1.01^2400 is about 6 hours
 _BINS_PER_E = 100.5  # 1 / log(1.01)
@@ -35,7 +34,7 @@ class Histogram:
         if len(self._new) >= _AT_ONCE:
             self.counts()
 
-    def counts(self) -> Counts:
+    def counts(self) -> Ints:
         if self._new:
             durations, self._new = np.maximum(np.frombuffer(self._new, dtype=np.int64), 0), array("q")
             self._max_ns = max(self._max_ns, int(durations.max()))
@@ -67,7 +66,7 @@ class Histogram:
         return {"counts": counts.tolist(), "sum_s": round(self._sum_ns / 1e9, 6)}
 
 
-def quantile_ms(counts: Counts, q: float) -> float | None:
+def quantile_ms(counts: Ints, q: float) -> float | None:
     """Return the upper edge (ms) of the bin up to which a share `q` is counted; None when there is none."""
     below = np.cumsum(counts)
     if not below[-1]:
@@ -75,7 +74,7 @@ def quantile_ms(counts: Counts, q: float) -> float | None:
     return math.exp(int(np.searchsorted(below, max(1, math.ceil(q * int(below[-1]))))) / _BINS_PER_E) / 1e3
 
 
-def _bins_of(durations_ns: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+def _bins_of(durations_ns: npt.NDArray[Any]) -> Ints:
     bins = (np.log(np.maximum(durations_ns / 1e3, 1e-3)) * _BINS_PER_E).astype(np.int64) + 1
     return np.where(durations_ns <= 1000, 0, np.minimum(bins, _BINS - 1))
 
@@ -98,7 +97,7 @@ class ArmTally:
         self.failed = 0
         self.inflight = 0
         self._latencies = {metric: Histogram() for metric in ("ttft", "tpot", "e2e")}
-        self._before: deque[tuple[int, dict[str, Counts]]] = deque()  # counts at the last calls of `summary`
+        self._before: deque[tuple[int, dict[str, Ints]]] = deque()  # counts at the last calls of `summary`
 
     def add(self, record: RequestRecord) -> None:
         self.finished += 1

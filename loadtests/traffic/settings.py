@@ -6,9 +6,8 @@ import ipaddress
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
@@ -24,8 +23,7 @@ FEWEST_STEPS = 3
 _LISTED = ("piecewise", "saturation")
 
 
-@dataclass(frozen=True, slots=True)
-class UsedWith:
+class UsedWith(NamedTuple):
     """The values of the setting `key` with which a setting has an effect. It is refused with others."""
 
     key: str

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from locust.env import Environment
 
@@ -22,7 +21,6 @@ from tailgate.servers.config import Task
 logger = logging.getLogger("tailgate")
 
 _KEPT_ON_ENVIRONMENT = "tailgate_load"  # Locust loads a locustfile more than once: state hangs on its Environment
-_NAMES: Final[Mapping[Task, str]] = {"generate": "Generate", "embed": "Embed"}  # of calls, in Locust's statistics
 
 
 class LoadProcess:
@@ -98,7 +96,7 @@ class LoadProcess:
         "Aggregated" leaves out. A request that the end of the test cut off is not counted."""
         if record.status == "CANCELLED":
             return
-        name = f"{_NAMES[self.task]} [{record.arm}]" if record.arm else _NAMES[self.task]
+        name = self.task.capitalize() + (f" [{record.arm}]" if record.arm else "")
         fire: Any = self.environment.events.request.fire
         fire(
             request_type="E2E",
