@@ -308,9 +308,8 @@ def test_a_schedule_that_cannot_be_encoded_is_a_failure() -> None:
     assert failures == ["the schedule cannot be encoded: no words"]
 
 
-@pytest.mark.parametrize("ahead_ms", [-1.0, 0.0, 0.05, 0.4, 3.0])
-def test_a_sleep_never_ends_early(ahead_ms: float) -> None:
-    for _ in range(20):
+def test_a_sleep_never_ends_early() -> None:
+    for ahead_ms in [-1.0, 0.0, 0.05, 0.4, 3.0] * 20:
         due = now_ns() + int(ahead_ms * 1e6)
         sleep_until(due)
         assert now_ns() >= due

@@ -16,7 +16,7 @@ from tailgate.loadtests.external.arms import OpenAiArm, OpenAiOptions
 from tailgate.loadtests.external.asking import prompt_text
 from tailgate.loadtests.traffic.drawing import build_schedule, read_source
 from tailgate.loadtests.traffic.prompts import load_prompt_text, prompt_ids, served_text
-from tailgate.loadtests.traffic.schedule import BLOCKS, SCHEDULE, PlannedRequest, Schedule, planned_requests
+from tailgate.loadtests.traffic.schedule import PlannedRequest, Schedule, planned_requests
 from tailgate.loadtests.traffic.settings import TrafficConfig
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.front.requests import Encode, load_tokenizer
@@ -179,10 +179,6 @@ def test_text_prompts_are_never_shorter_than_what_the_tokenizer_adds(folder: Pat
 def test_text_needs_room_for_what_the_tokenizer_adds(folder: Path) -> None:
     config = TrafficConfig(rate=9, prompts="text", tokenizer=str(folder))
     assert "raise it to 2 or more" in refusal(ConfigError, built, config, max_prompt_tokens=1)
-
-
-def test_all_columns_of_prompts_are_those_that_a_plan_takes() -> None:
-    assert (*SCHEDULE.names, *BLOCKS.names) == PlannedRequest._fields
 
 
 def test_prompt_ids_are_uniform_and_differ_between_seeds() -> None:

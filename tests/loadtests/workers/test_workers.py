@@ -239,6 +239,7 @@ def test_the_channel_is_encrypted_and_takes_no_process_without_the_secret(monkey
     master, worker = (BaseSocket(kind, True).socket for kind in (zmq.ROUTER, zmq.DEALER))
     worker.connect(f"tcp://127.0.0.1:{master.bind_to_random_port('tcp://127.0.0.1')}")
     worker.send(b"hello")
+    assert master.poll(20_000)
     assert master.recv_multipart()[1] == b"hello"
     assert master.getsockopt(zmq.MECHANISM) == worker.getsockopt(zmq.MECHANISM) == zmq.CURVE
     strangers = []
