@@ -139,7 +139,6 @@ class Work:
             {
                 "index": np.arange(count),
                 "offset_ns": (offsets * 1e9).astype(np.int64),
-                "session_id": [f"1-{number}" for number in range(count)],
                 "prompt_tokens": np.full(count, 16, np.int32),
                 "max_tokens": np.full(count, tokens, np.int32),
                 "prompt_seed": rng.integers(0, 2**62, count),
@@ -148,9 +147,7 @@ class Work:
             },
             schema=SCHEDULE,
         )
-        Schedule(
-            table=table, design="split", arms=(), trial=1, seed=self.seed, duration_s=seconds, block_s=30.0, over={}
-        ).write(path)
+        Schedule(table=table, arms=()).write(path)
 
 
 def run(work: Work, *, folder: Path, splitter: bool = False) -> dict[str, float]:

@@ -27,9 +27,10 @@ from tailgate.loadtests.commands.main import COMMANDS, app
 from tailgate.loadtests.experiments.model import Experiment, OwnArm, json_schema
 from tailgate.loadtests.external.arms import ExternalArm, OipOptions, OpenAiOptions, TelemetryConfig
 from tailgate.loadtests.external.client_security import SecurityConfig
+from tailgate.loadtests.generator.histogram import ArmTally
 from tailgate.loadtests.traffic import schedule
 from tailgate.loadtests.traffic.settings import UsedWith
-from tailgate.loadtests.trials.run_metrics import HISTOGRAMS, RunCollector
+from tailgate.loadtests.trials.run_metrics import RunCollector
 from tailgate.loadtests.trials.status import ArmLoad, Load, ReplicaState, Status
 from tailgate.servers.config import PRESET_POLICIES, CompileConfig, ShapeConfig, with_preset
 from tailgate.servers.fields import DEFAULT, as_toml
@@ -435,8 +436,7 @@ def metrics() -> str:
     front.steps(kind="decode", fell_back="false").inc()
     front.count_compile(CompileEvent(kind="compile", phase="serving"))
     front.show_memory(MemoryReading(reserved_bytes=1))
-    histograms = {key: {"bounds_s": [1.0], "counts": [0, 0], "sum_s": 0.0} for key in HISTOGRAMS}
-    load = Load(arms={"A": ArmLoad()}, accounts={"0": {"histograms": {"A": histograms}}})
+    load = Load(arms={"A": ArmLoad()}, accounts={"0": {"histograms": {"A": ArmTally().histograms()}}})
     of_run = _metric_rows(RunCollector(Status(load=load, replicas={"A-0": ReplicaState()})).collect())
     return f"""
 # Metrics

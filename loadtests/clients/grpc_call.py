@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
@@ -10,6 +9,7 @@ from google.protobuf.message import DecodeError
 
 from tailgate.loadtests.clients import frames
 from tailgate.loadtests.clients.call import Call
+from tailgate.loadtests.clients.frames import UINT32
 from tailgate.loadtests.external.openai_wire import http_status_name
 from tailgate.servers.metadata import INFERENCE_SERVICE, STATUS_NAMES, whole_number
 from tailgate.servers.rpc.inference_pb2 import EmbedResponse, GenerateChunk
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 GENERATE_PATH: Final = f"/{INFERENCE_SERVICE}/Generate"
 EMBED_PATH: Final = f"/{INFERENCE_SERVICE}/Embed"
 LARGEST_MESSAGE: Final = 4 * 1024 * 1024
-_UINT32 = struct.Struct(">I")
 
 _STATUS: Final = {str(code): name for code, name in enumerate(STATUS_NAMES)}
 # Codes not listed are INTERNAL and UNKNOWN.
@@ -45,7 +44,7 @@ class GrpcCall(Call):
     def __init__(self, *, headers: bytes, body: bytes, **settings: Any) -> None:
         super().__init__(**settings)
         self.headers = headers
-        self.body = b"\x00" + _UINT32.pack(len(body)) + body
+        self.body = b"\x00" + UINT32.pack(len(body)) + body
         self.position = 0  # bytes of the body already sent
         self.connection: Connection | None = None
         self.stream_id = 0
@@ -66,7 +65,7 @@ class GrpcCall(Call):
             payload, self._partial = bytes(self._partial), None
         position, size = 0, len(payload)
         while size - position >= 5:
-            length = _UINT32.unpack_from(payload, position + 1)[0]
+            length = UINT32.unpack_from(payload, position + 1)[0]
             if payload[position] or length > LARGEST_MESSAGE:
                 return self._refuse(payload[position], length, at_ns)
             end = position + 5 + length
@@ -79,7 +78,7 @@ class GrpcCall(Call):
         if position < size:
             # Joined only once the message is whole: it may come in hundreds of frames.
             self._partial = bytearray(payload[position:])
-            self._needed = 5 + _UINT32.unpack_from(payload, position + 1)[0] if size - position >= 5 else 5
+            self._needed = 5 + UINT32.unpack_from(payload, position + 1)[0] if size - position >= 5 else 5
 
     def on_message(self, message: bytes, at_ns: int) -> None:
         """Take a whole message that came at `at_ns`."""

@@ -15,7 +15,7 @@ from tailgate.loadtests.external.arms import ExternalArm, OipOptions, OpenAiOpti
 from tailgate.loadtests.external.asking import Asking, prompt_text
 from tailgate.loadtests.external.oip_wire import METHOD, infer_request, read_response
 from tailgate.loadtests.external.openai_wire import request_body
-from tailgate.loadtests.traffic.prompts import PromptSource, PromptText
+from tailgate.loadtests.traffic.prompts import PromptText, prompt_ids
 from tailgate.loadtests.traffic.schedule import PlannedRequest
 from tailgate.servers.clock import now_ns
 from tailgate.servers.config import Task
@@ -64,8 +64,9 @@ class Route:
         return min(in_turn, key=lambda endpoint: (endpoint.refused_ns > since_ns, endpoint.running))
 
 
-def own_encoder(source: PromptSource, *, ignore_eos: bool, task: Task) -> Encode:
-    """Return what writes tailgate.v1 GenerateRequests or EmbedRequests for arms that tailgate starts.
+def own_encoder(text: PromptText | None, *, vocab_size: int, ignore_eos: bool, task: Task) -> Encode:
+    """Return what writes tailgate.v1 GenerateRequests or EmbedRequests for arms that tailgate starts: with prompts of
+    `text`, or of random ids below `vocab_size`.
 
     Both messages have their id, session, text and token ids in fields of the same numbers.
     """
@@ -75,14 +76,14 @@ def own_encoder(source: PromptSource, *, ignore_eos: bool, task: Task) -> Encode
     def encode(plan: PlannedRequest, request_id: str, arm: str | None) -> tuple[bytes, bytes]:
         nonlocal shared
         if plan is not shared[0]:
-            session = plan.session_id
+            session = request_id if arm is None else request_id.removesuffix(f"-{arm}")  # one for all copies
             request: GenerateRequest | EmbedRequest = EmbedRequest(session_id=session)
             if task == "generate":
                 request = GenerateRequest(session_id=session, max_tokens=plan.max_tokens, ignore_eos=ignore_eos)
-            if (text := source.plain(plan)) is None:
-                request.token_ids.ids.extend(source.ids(plan))
+            if text is None:
+                request.token_ids.ids.extend(prompt_ids(plan, vocab_size))
             else:
-                request.text = text
+                request.text = text.prompt(plan)
             shared = plan, request.SerializeToString(), literal(SESSION_HEADER, session)
         _, body, headers = shared
         if arm is not None:

@@ -117,12 +117,13 @@ def _least_blocks(limits: GateLimits, name: str) -> int:
 def decidable(experiment: Experiment, schedule: Schedule) -> Iterator[Gates]:
     """Yield each kind of gates. Machines, variance and differences near a limit may leave a gate open all the same."""
     limits, trials, width_s = experiment.gates, experiment.trials.count, _block_s(experiment)
+    duration_s = experiment.traffic.duration_s
     if experiment.traffic.arrivals == "saturation":  # its gates are judged at the loads that it finds
         return
     for place, (name, needed) in enumerate(needed_requests(limits, experiment.slo)):
         cold_s = 0.0 if place else limits.cold_s  # of latencies alone
         requests = requests_of_an_arm(experiment, schedule, after_s=cold_s) * trials
-        blocks = max(0, math.floor((schedule.duration_s - cold_s) / width_s + (0.5 if place else 1e-9))) * trials
+        blocks = max(0, math.floor((duration_s - cold_s) / width_s + (0.5 if place else 1e-9))) * trials
         short = ["no run is long enough to show that no request fails"] if needed is None else []
         short += [f"{requests:,} of {needed:,} requests an arm"] if needed and requests < needed else []
         if blocks < (least := _least_blocks(limits, name)) and not limits.sequential:
@@ -146,7 +147,7 @@ def requests_of_an_arm(experiment: Experiment, schedule: Schedule, *, after_s: f
     before = schedule.planned_before(int(after_s * 1e9))
     planned = [count - before[arm] for arm, count in schedule.planned.items()]
     weights = [arm.weight for arm in experiment.arms]
-    return min(planned) * min(weights) // sum(weights) if schedule.design == "split" else min(planned)
+    return min(planned) * min(weights) // sum(weights) if experiment.traffic.design == "split" else min(planned)
 
 
 def _words(
@@ -171,7 +172,7 @@ def _words(
         f"{count:,} to {'every arm' if traffic.design == 'mirrored' else 'all arms together' if arm == '*' else arm}"
         for arm, count in schedule.planned.items()
     ]
-    pace = len(schedule) / schedule.duration_s
+    pace = len(schedule) / traffic.duration_s
     rows.append(("traffic", traffic.design, f"{pace:.3g} requests/s ({traffic.arrivals}), lengths: {traffic.workload}"))
     rows.append(("requests", "", f"{', '.join(dict.fromkeys(shares))} in a trial"))
     most = "at most " if experiment.gates.sequential else ""
@@ -198,7 +199,7 @@ def _words(
         yield "This run can PASS or FAIL. Where arms are nearly equal it may end INCONCLUSIVE and say what it lacks."
         return
     yield "This run can FAIL or end INCONCLUSIVE, and not PASS."
-    rate = requests_of_an_arm(experiment, schedule) / schedule.duration_s
+    rate = requests_of_an_arm(experiment, schedule) / traffic.duration_s
     if impossible := [name for name, needed in needed_requests(experiment.gates, experiment.slo) if needed is None]:
         yield f"No length of it can PASS: {', '.join(impossible)} allows no miss."
     elif rate:

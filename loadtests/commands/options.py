@@ -35,7 +35,10 @@ def duration(text: str) -> float:
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*(|s|m|min|h)", text.strip())
     value = float(match[1]) * _UNITS_S[match[2]] if match else 0.0
     if not 0 < value <= _LONGEST_S:
-        raise typer.BadParameter(f"{text!r} is no length of time: give 90s, 60m or 1.5h, a week at most")
+        raise typer.BadParameter(
+            f"{text!r} is no length of time up to {_LONGEST_S / 3600:g}h: give seconds, minutes or hours, such as 90s, "
+            "60m or 1.5h"
+        )
     return value
 
 

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Any
 from tailgate.analysis.settings.metrics import check_defined
 from tailgate.analysis.settings.slo_targets import parse_slo
 from tailgate.analysis.wording import counted
-from tailgate.loadtests.traffic.lengths import workloads_of
+from tailgate.loadtests.traffic.lengths import FIT_OF
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.config import Task
 from tailgate.servers.fields import as_toml
 
 if TYPE_CHECKING:
     from tailgate.loadtests.experiments.model import Experiment, ExperimentArm
-
-MOST_ASKED_TOKENS = 32_768
 
 # What is of no use for a task.
 _LEFT_OUT: Mapping[Task, Mapping[str, tuple[str, ...]]] = {
@@ -73,9 +71,10 @@ def _check_task(experiment: Experiment) -> None:
                 "to all arms, so set model.task at the top alone"
             )
     workload = experiment.traffic.workload
-    names = [*workloads_of(task), "trace"]
-    if workload not in names:
-        raise ConfigError(f'traffic.workload is "{workload}" but model.task is "{task}": use {", ".join(names)}')
+    if workload not in (FIT_OF[task], "trace"):
+        raise ConfigError(
+            f'traffic.workload is "{workload}" but model.task is "{task}": use "{FIT_OF[task]}" or "trace"'
+        )
     for table, keys in _LEFT_OUT[task].items():
         settings: Any = getattr(experiment, table)
         for key in keys:
@@ -212,7 +211,6 @@ def _check_pressure(experiment: Experiment) -> None:
 
 def _ruled_out(experiment: Experiment) -> Iterator[str]:
     """Yield the settings that an external arm rules out, or that have no effect on it."""
-    parity, turn_s = experiment.parity, experiment.machines.processor_turn_s
     if experiment.task == "embed":
         yield 'model.task is "embed": external arms are asked for tokens alone, so leave it out'
     if experiment.traffic.design == "split":
@@ -222,12 +220,7 @@ def _ruled_out(experiment: Experiment) -> Iterator[str]:
         )
     if experiment.splitter != type(experiment.splitter)():
         yield "[splitter] is set: all arms are dialled directly, so remove the table"
-    if turn_s:
+    if turn_s := experiment.machines.processor_turn_s:
         yield f"machines.processor_turn_s is {turn_s:g}: its processes stay where they are, so set it to 0"
     if experiment.pressure.weighs:
         yield "[pressure] weighs on machines of this run: put the same pressure on all arms by hand"
-    if parity.served and parity.prompts * parity.tokens > MOST_ASKED_TOKENS:
-        yield (
-            f"parity.prompts {parity.prompts} × parity.tokens {parity.tokens} are asked of it, and {MOST_ASKED_TOKENS} "
-            "tokens is the limit: lower one of them, or set parity.served = false"
-        )

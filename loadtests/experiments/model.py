@@ -230,10 +230,13 @@ class Experiment(Settings):
         return tuple(arm for arm in self.arms if not isinstance(arm, OwnArm))
 
     @property
-    def counting_model(self) -> str:
-        """The model whose tokenizer counts: the control's, or that of the experiment when the control is external."""
+    def tokenizer(self) -> str:
+        """The model whose tokenizer counts prompts of text: the traffic's, the control's, or the experiment's when the
+        control is external. Empty where prompts are ids."""
+        if self.traffic.prompts == "ids":
+            return ""
         control = self.control
-        return control.model.id if isinstance(control, OwnArm) else self.model.id
+        return self.traffic.tokenizer or (control.model.id if isinstance(control, OwnArm) else self.model.id)
 
 
 # --- JSON Schema ------------------------------------------------------------------------------------------------------

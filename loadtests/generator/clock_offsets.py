@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import socket
 from collections import deque
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from tailgate.servers.clock import now_ns
@@ -33,13 +32,10 @@ class Exchange(NamedTuple):
         """What to add to the worker's clock to get the master's."""
         return ((self.received_ns - self.sent_ns) + (self.answered_ns - self.back_ns)) // 2
 
-    @property
-    def travel_ns(self) -> int:
-        return max(0, (self.back_ns - self.sent_ns) - (self.answered_ns - self.received_ns))
-
     def uncertainty_ns(self, at_ns: int) -> int:
         """Return the largest error of `offset_ns` at `at_ns` on the worker's clock."""
-        return self.travel_ns // 2 + abs(at_ns - self.back_ns) * DRIFT_PPM // 1_000_000
+        travel_ns = max(0, (self.back_ns - self.sent_ns) - (self.answered_ns - self.received_ns))
+        return travel_ns // 2 + abs(at_ns - self.back_ns) * DRIFT_PPM // 1_000_000
 
 
 class ClockComparison:
@@ -74,11 +70,3 @@ class ClockComparison:
             "worst_uncertainty_ns": self._worst_ns,
             "exchanges": self.count,
         }
-
-
-def host_identity() -> str:
-    """Return one text for all processes of one running kernel, which share a monotonic clock."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return ""

@@ -7,7 +7,6 @@ Locust; the client's readers do nothing but stamp times, so slow bookkeeping can
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable
 from functools import lru_cache, partial
@@ -26,14 +25,14 @@ from tailgate.loadtests.generator.precise_sleep import sleep_until
 from tailgate.loadtests.generator.preparer import TURN_S, Prepared, Preparer, RequestCopy
 from tailgate.loadtests.generator.record import RequestRecord
 from tailgate.loadtests.generator.trial_config import TrialConfig
-from tailgate.loadtests.traffic.prompts import PromptSource
+from tailgate.loadtests.traffic.prompts import served_text
 from tailgate.loadtests.traffic.schedule import EVERY_ARM, PlannedRequest, Schedule
 from tailgate.servers.clock import now_ns
 from tailgate.servers.complaint import write_failure
 
 _IN_A_ROW = 16  # requests started late or booked before others take their turn: some 0.3 ms
 _HEARTBEAT_S = 0.02
-_CHECK_EVERY_NS = 250_000_000  # for an end, and at what is still under way once all was sent
+_CHECK_EVERY_NS = 250_000_000  # for an end
 
 
 def _routes(config: TrialConfig) -> dict[str, Route]:
@@ -44,11 +43,11 @@ def _routes(config: TrialConfig) -> dict[str, Route]:
     def endpoint(address: str) -> Endpoint:
         return Endpoint(InferenceClient(address, security=config.security, path=path, call=call))
 
-    source = PromptSource.of(config.prompts, model=config.tokenizer, vocab_size=config.vocab_size)
-    encode = own_encoder(source, ignore_eos=config.ignore_eos, task=config.task)
+    text = served_text(config.tokenizer, vocab_size=config.vocab_size)
+    encode = own_encoder(text, vocab_size=config.vocab_size, ignore_eos=config.ignore_eos, task=config.task)
     routes = {arm: Route(encode, list(map(endpoint, target.split(",")))) for arm, target in config.targets.items()}
     for arm, external in config.external.items():
-        routes[arm] = external_route(external, traffic=source.text, ignore_eos=config.ignore_eos)
+        routes[arm] = external_route(external, traffic=text, ignore_eos=config.ignore_eos)
     return routes
 
 
@@ -126,24 +125,22 @@ class Generator:
     def load(self, schedule: Schedule) -> None:
         """Encode the first seconds of `schedule`, and go on encoding a few seconds ahead of time."""
         trial = self._config.trial
+        self._log.planned = sum(schedule.planned.values())
         self._preparer = Preparer(
             schedule, prepare=lambda plan: self.prepare(plan, f"{trial}-{plan.index}"), on_failure=self._fail
         )
-        self._preparer.wait_filled()
+        self._preparer.filled.wait()
 
-    def run(self, start_ns: int) -> bool:
-        """Start every loaded request at `start_ns` plus its offset, and wait until all have ended, the drain time is
-        over, or none of those under way can be in time any more.
-
-        Returns whether all ended by themselves. The garbage window is open meanwhile.
-        """
+    def run(self, start_ns: int) -> None:
+        """Start every loaded request at `start_ns` plus its offset, and wait until all have ended, which they do by
+        their deadlines. The garbage window is open meanwhile."""
         self.open_window()
         self._log.start_ns = start_ns
         self._dispatcher = gevent.spawn(self._dispatch, start_ns)
         self._dispatcher.get()
         if self._end_ns is not None or self._ends_ns:
             self._log.planned = self._log.started
-        return self._wait_drained() and not self._stopped
+        self._idle.wait()
 
     def end_at(self, at_ns: int) -> None:
         """Send nothing that is due at `at_ns` or later; what is under way then goes on to its end."""
@@ -153,37 +150,11 @@ class Generator:
         """Do the same with the copies that are pinned to one arm; the others go on."""
         self._ends_ns[arm] = at_ns
 
-    def _wait_drained(self) -> bool:
-        """Return whether all calls ended by themselves before the drain time was over, while one could be in time."""
-        until_s = time.monotonic() + self._config.drain_s
-        while not self._idle.wait(min(_CHECK_EVERY_NS / 1e9, max(0.0, until_s - time.monotonic()))):
-            if time.monotonic() >= until_s or self._all_late():
-                return False
-        return True
-
-    def _all_late(self) -> bool:
-        """Return whether calls are in flight and all of them exceed the limits that the trial sets."""
-        ttft_ms, e2e_ms = self._config.ttft_limit_ms, self._config.e2e_limit_ms
-        if not (ttft_ms or e2e_ms) or not self._inflight:
-            return False
-        at_ns = now_ns()
-
-        def is_late(call: Call) -> bool:
-            since_ns: int = call.tag.scheduled_ns
-            first_ns = call.first_token_ns or at_ns
-            return first_ns - since_ns > ttft_ms * 1e6 and at_ns - since_ns > e2e_ms * 1e6
-
-        return all(map(is_late, self._inflight))
-
     def open_window(self) -> None:
         """Turn garbage collection off until `stop`; count the loop lag and the time of the account from here."""
         self._garbage.open()
         self._log.loop_lag = Histogram()
         self._log.start_ns = now_ns()
-
-    @property
-    def inflight(self) -> int:
-        return len(self._inflight)
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Return whether everything started had ended and was recorded within `timeout_s`."""
@@ -211,7 +182,7 @@ class Generator:
 
     def _dispatch(self, start_ns: int) -> None:
         in_a_row = 0
-        for offset_ns, prepared in self._preparer or ():
+        for offset_ns, prepared in self._preparer.ready if self._preparer else ():
             scheduled_ns = self._next_ns = start_ns + offset_ns
             in_a_row += 1
             if in_a_row >= _IN_A_ROW:

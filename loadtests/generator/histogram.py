@@ -8,15 +8,13 @@ from __future__ import annotations
 import math
 from array import array
 from collections import deque
-from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from tailgate.analysis.arrays import Ints
 from tailgate.loadtests.generator.record import RequestRecord
-
-Counts = npt.NDArray[np.int64]
 
 _BINS = 2400  # 1 us * 1.01^2400 is about 6 hours
 _BINS_PER_E = 100.5  # 1 / log(1.01)
@@ -36,7 +34,7 @@ class Histogram:
         if len(self._new) >= _AT_ONCE:
             self.counts()
 
-    def counts(self) -> Counts:
+    def counts(self) -> Ints:
         if self._new:
             durations, self._new = np.maximum(np.frombuffer(self._new, dtype=np.int64), 0), array("q")
             self._max_ns = max(self._max_ns, int(durations.max()))
@@ -58,18 +56,17 @@ class Histogram:
         quantiles = {"p50": self.quantile_ms(0.50), "p99": self.quantile_ms(0.99), "max": self.max_ms}
         return {key: round(value, 4) for key, value in quantiles.items()}
 
-    def buckets(self, bounds_s: Sequence[float]) -> dict[str, Any]:
-        """Return {"bounds_s", "counts" (one more, of each bucket alone), "sum_s"} for a monitoring system.
+    def buckets(self) -> dict[str, Any]:
+        """Return {"counts", "sum_s"} for a monitoring system: of each bucket of `BOUNDS_S` alone, and of what is above.
 
         A duration within 1 % of a boundary may count as above or below it.
         """
         below = np.cumsum(self.counts())
-        edges = _bins_of(np.asarray(bounds_s, dtype=np.float64) * 1e9)
-        counts = np.diff(below[edges], prepend=0, append=below[-1])
-        return {"bounds_s": list(bounds_s), "counts": counts.tolist(), "sum_s": round(self._sum_ns / 1e9, 6)}
+        counts = np.diff(below[_EDGES], prepend=0, append=below[-1])
+        return {"counts": counts.tolist(), "sum_s": round(self._sum_ns / 1e9, 6)}
 
 
-def quantile_ms(counts: Counts, q: float) -> float | None:
+def quantile_ms(counts: Ints, q: float) -> float | None:
     """Return the upper edge (ms) of the bin up to which a share `q` is counted; None when there is none."""
     below = np.cumsum(counts)
     if not below[-1]:
@@ -77,27 +74,17 @@ def quantile_ms(counts: Counts, q: float) -> float | None:
     return math.exp(int(np.searchsorted(below, max(1, math.ceil(q * int(below[-1]))))) / _BINS_PER_E) / 1e3
 
 
-def _bins_of(durations_ns: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+def _bins_of(durations_ns: npt.NDArray[Any]) -> Ints:
     bins = (np.log(np.maximum(durations_ns / 1e3, 1e-3)) * _BINS_PER_E).astype(np.int64) + 1
     return np.where(durations_ns <= 1000, 0, np.minimum(bins, _BINS - 1))
 
 
-# --- Arms -------------------------------------------------------------------------------------------------------------
+# Upper ends of the buckets that Prometheus reads, in seconds: five a decade, from 1 ms to a quarter of an hour.
+BOUNDS_S: Final = tuple(float(f"{10 ** (step / 5 - 3):.2g}") for step in range(31))
+_EDGES: Final = _bins_of(np.array(BOUNDS_S) * 1e9)
 
-# Boundaries of the histograms that Prometheus reads, in seconds. Those of TTFT and TPOT are vLLM's, which continue
-# OpenTelemetry's for generative AI, with three finer ones for TPOT; those of whole requests are OpenTelemetry's, each
-# twice the one before, continued to eleven minutes.
-BOUNDS_S: Final[dict[str, tuple[float, ...]]] = {
-    "ttft": (
-        *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
-        *(20.0, 40.0, 80.0, 160.0, 640.0),
-    ),
-    "tpot": (
-        *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
-        *(5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
-    ),
-    "e2e": tuple(round(0.01 * 2**power, 2) for power in range(17)),
-}
+
+# --- Arms -------------------------------------------------------------------------------------------------------------
 
 
 class ArmTally:
@@ -109,8 +96,8 @@ class ArmTally:
         self.finished = 0
         self.failed = 0
         self.inflight = 0
-        self._latencies = {metric: Histogram() for metric in BOUNDS_S}
-        self._before: deque[tuple[int, dict[str, Counts]]] = deque()  # counts at the last calls of `summary`
+        self._latencies = {metric: Histogram() for metric in ("ttft", "tpot", "e2e")}
+        self._before: deque[tuple[int, dict[str, Ints]]] = deque()  # counts at the last calls of `summary`
 
     def add(self, record: RequestRecord) -> None:
         self.finished += 1
@@ -143,4 +130,4 @@ class ArmTally:
 
     def histograms(self) -> dict[str, dict[str, Any]]:
         """Return the answers since the start by latency, for each metric."""
-        return {metric: self._latencies[metric].buckets(bounds_s) for metric, bounds_s in BOUNDS_S.items()}
+        return {metric: histogram.buckets() for metric, histogram in self._latencies.items()}

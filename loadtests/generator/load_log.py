@@ -21,10 +21,11 @@ class LoadLog:
     """What one load process did and how late it was itself, as generator-<worker>.json, which is rewritten each second.
 
     It holds the counts, the schedule lag (actual minus scheduled start), the loop lag (how late a waiting greenlet ran,
-    the error of every token time), CPU (of the whole process, and second by second of the thread that keeps the
-    schedule), time spent collecting garbage, how many records are in the file or were dropped, and the instant before
-    which all that was due has ended and is in the file. "arms" has counts since the start and live quantiles over the
-    last 10 s, "histograms" all answers. Counts are of requests as sent: a mirrored request is one for each arm.
+    the error of every token time), CPU (of the process, and the seconds in which the thread that keeps the schedule
+    used up its core), time spent collecting garbage, how many records are in the file or were dropped, and the instant
+    before which all that was due has ended and is in the file. "arms" has counts since the start and live quantiles
+    over the last 10 s, "histograms" all answers. Counts are of requests as sent: a mirrored request is one for each
+    arm.
 
     `recorder` gets every record. `on_write` is given the content each time. Instants are on the master's clock, with
     which `clock` compares.
@@ -35,7 +36,6 @@ class LoadLog:
         directory: Path | None,
         *,
         worker: int,
-        planned: int | None,
         arms: Iterable[str] = (),
         recorder: RequestRecorder | None = None,
         clock: ClockComparison | None = None,
@@ -44,13 +44,13 @@ class LoadLog:
         self._path = None if directory is None else directory / f"generator-{worker}.json"
         self._recorder = recorder
         self.worker = worker
-        self.planned = planned
+        self.planned: int | None = None  # as much as was started, where there is no schedule
         self.started = 0
         self.start_ns: int | None = None  # null in the files until the start is agreed on
         self.settled_ns: int | None = None  # all that was due before has ended and is on disk
         self.lag = Histogram()
         self.loop_lag = Histogram()
-        self.cpu = CpuShare()
+        self.cpu = BusySeconds()
         self.garbage = GarbageWindow()
         self.error: str | None = None
         self.complete = False
@@ -116,7 +116,7 @@ class LoadLog:
         Raises the OSError with which the disk failed before.
         """
         if self.start_ns is None or now_ns() < self.start_ns:
-            self.cpu = CpuShare()  # there was no schedule to keep
+            self.cpu = BusySeconds()  # there was no schedule to keep
         else:
             self.cpu.take()
         try:
@@ -153,15 +153,15 @@ class LoadLog:
 # --- What a load process costs itself ---------------------------------------------------------------------------------
 
 
-class CpuShare:
-    """How much of a core the thread that makes it used, second by second."""
+class BusySeconds:
+    """For how long the thread that makes it used up its core, second by second."""
 
     BUSY = 0.95  # above this a core is as good as used up
     _SHORTEST_S = 0.5
 
     def __init__(self) -> None:
         self._thread_s, self._wall_s = time.thread_time(), time.perf_counter()
-        self._used_s = self._measured_s = self.busy_s = self.most = 0.0
+        self._busy_s = self._measured_s = 0.0
 
     def take(self) -> None:
         """Count the stretch since the last call, unless it is shorter than half a second."""
@@ -170,17 +170,13 @@ class CpuShare:
         if took_s < self._SHORTEST_S:
             return
         self._thread_s, self._wall_s = thread_s, wall_s
-        self._used_s += used_s
         self._measured_s += took_s
-        self.most = max(self.most, used_s / took_s)
         if used_s >= self.BUSY * took_s:
-            self.busy_s += took_s
+            self._busy_s += took_s
 
     def summary(self) -> dict[str, float]:
-        """Return {"mean", "max"} as shares of a core, {"busy_s", "of_s"} seconds at 95 % or more of those measured."""
-        mean = self._used_s / self._measured_s if self._measured_s else 0.0
-        figures = {"mean": mean, "max": self.most, "busy_s": self.busy_s, "of_s": self._measured_s}
-        return {key: round(value, 4) for key, value in figures.items()}
+        """Return the seconds "busy_s" of those measured, "of_s"."""
+        return {"busy_s": round(self._busy_s, 4), "of_s": round(self._measured_s, 4)}
 
 
 class GarbageWindow:

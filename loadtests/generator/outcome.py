@@ -40,7 +40,7 @@ def record_of(call: Call, trial: int) -> RequestRecord:
         status, error = "INTERNAL", fault
     return RequestRecord(
         request_id=copy.request_id,
-        session_id=plan.session_id,
+        session_id=copy.pair_id,
         trial=trial,
         arm=expected,
         replica=trailing.get(_REPLICA) or (copy.endpoint.replica if copy.endpoint is not None else "") or None,

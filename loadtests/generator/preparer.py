@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,8 +40,9 @@ Prepared = tuple[RequestCopy, ...]
 
 
 class Preparer:
-    """Encodes the requests of a schedule with `prepare`. Iterating it gives (offset in ns from the start, the copies)
-    in order of time. `on_failure` is called with the line to show."""
+    """Encodes the requests of a schedule with `prepare`. Iterating `ready` gives (offset in ns from the start, the
+    copies) in order of time; the first seconds are there once `filled` is set. `on_failure` is called with the line to
+    show."""
 
     def __init__(
         self,
@@ -52,27 +53,20 @@ class Preparer:
     ) -> None:
         self._prepare = prepare
         self._on_failure = on_failure
-        self._ready: Queue[Any] = Queue()
-        self._filled = Event()
+        self.ready: Queue[Any] = Queue()
+        self.filled = Event()
         self.greenlet = gevent.spawn(self._run, schedule)
-
-    def wait_filled(self) -> None:
-        """Return once the first seconds are encoded, or all there is."""
-        self._filled.wait()
-
-    def __iter__(self) -> Iterator[tuple[int, Prepared]]:
-        return iter(self._ready)
 
     def _run(self, schedule: Schedule) -> None:
         try:
             for count, plan in enumerate(planned_requests(schedule.table, at_once=_ROWS_AT_ONCE), start=1):
-                while self._ready.qsize() and plan.offset_ns - self._ready.peek_nowait()[0] > _AHEAD_NS:
-                    self._filled.set()
+                while self.ready.qsize() and plan.offset_ns - self.ready.peek_nowait()[0] > _AHEAD_NS:
+                    self.filled.set()
                     gevent.sleep(_LOOK_EVERY_S)
-                self._ready.put((plan.offset_ns, self._prepare(plan)))
+                self.ready.put((plan.offset_ns, self._prepare(plan)))
                 if count % _IN_A_ROW == 0:
                     gevent.sleep(TURN_S)
         except Exception as error:  # of any kind: the dispatcher must not wait without end
             self._on_failure(f"the schedule cannot be encoded: {error}")
-        self._ready.put(StopIteration)  # at which iteration ends
-        self._filled.set()
+        self.ready.put(StopIteration)  # at which iteration ends
+        self.filled.set()

@@ -16,7 +16,6 @@ from tailgate.analysis.records.documents import write_document, write_json
 from tailgate.loadtests.external.addresses import parse_target
 from tailgate.loadtests.external.arms import AnyExternalArm
 from tailgate.loadtests.external.client_security import OPEN, SecurityConfig
-from tailgate.loadtests.traffic.prompts import PromptKind
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.config import Task
 from tailgate.servers.fields import Listed, Settings, read
@@ -39,10 +38,7 @@ class TrialConfig(Settings):
     A target may be several addresses between commas: replicas, of which the one with the fewest requests in flight
     gets the next. `external` says of arms that are not tailgate's where they are and what they speak.
 
-    `prompts` of "text" are made with the `tokenizer` of that path or id.
-
-    Once all was sent, the calls under way are cut as soon as none of them can be in time any more: each is past
-    `ttft_limit_ms` and past `e2e_limit_ms`, of which 0 sets no limit. Where both are 0 they have `drain_s`.
+    Prompts are text that the `tokenizer` of that path or id counts; random ids if it is empty.
     """
 
     trial: int = 1
@@ -53,11 +49,7 @@ class TrialConfig(Settings):
     timeout_s: float = Field(default=60.0, ge=0.001, le=1e6)
     vocab_size: int = Field(default=256, ge=4, le=2**31 - 1)
     ignore_eos: bool = True
-    prompts: PromptKind = "ids"
     tokenizer: str = ""
-    drain_s: float = Field(default=60.0, ge=0, le=2e6)
-    ttft_limit_ms: float = Field(default=0.0, ge=0, le=1e9)
-    e2e_limit_ms: float = Field(default=0.0, ge=0, le=1e9)
     security: SecurityConfig = OPEN
 
     @model_validator(mode="after")

@@ -16,19 +16,17 @@ from typing import Any
 
 import psutil
 
-from tailgate.loadtests.generator.clock_offsets import host_identity
 from tailgate.loadtests.monitor.readings import Probes
 
-_MACHINE_ID = Path("/etc/machine-id")
+_IDENTITIES = (Path("/etc/machine-id"), Path("/proc/sys/kernel/random/boot_id"))
 
 
-def machine_identity(uuids: Iterable[str], machine_id: Path = _MACHINE_ID) -> str | None:
+def machine_identity(uuids: Iterable[str], identities: Iterable[Path] = _IDENTITIES) -> str | None:
     """Return a hash of the GPUs' UUIDs, else of the system's machine id, else of its last start; None without any."""
     text = " ".join(sorted(uuids))
-    if not text:
+    for path in identities:
         with contextlib.suppress(OSError, ValueError):
-            text = machine_id.read_text(encoding="ascii").strip()
-    text = text or host_identity()
+            text = text or path.read_text(encoding="ascii").strip()
     return hashlib.sha256(text.encode()).hexdigest()[:12] if text else None
 
 

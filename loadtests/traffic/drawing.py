@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tailgate.analysis.arrays import Ints
 from tailgate.loadtests.traffic import arrivals
@@ -31,21 +30,17 @@ class Source:
     text: PromptText | None = None
 
 
-def read_source(config: TrafficConfig, *, model: str = "", answers: bool = True) -> Source:
-    """Read the files that `config` names. `model` has the tokenizer if none is named. Raises ConfigError.
+def read_source(config: TrafficConfig, *, tokenizer: str = "", answers: bool = True) -> Source:
+    """Read the trace that `config` names and the `tokenizer` of prompts of text. Raises ConfigError.
 
     Without `answers` nothing is generated, and a trace need not say how much.
     """
-    trace = text = None
+    trace = None
     if "trace" in (config.arrivals, config.workload) and not config.trace:
         raise ConfigError("[traffic] replays a trace and traffic.trace names none: add --trace FILE")
     if config.trace:
         trace = read_trace(config.trace, answers=answers, blocks=config.workload == "trace")
-    if config.prompts == "text":
-        if not (config.tokenizer or model):
-            raise ConfigError("traffic.tokenizer is empty and no model is named: give the path of a model folder")
-        text = load_prompt_text(config.tokenizer or model)
-    return Source(trace=trace, text=text)
+    return Source(trace=trace, text=load_prompt_text(tokenizer) if tokenizer else None)
 
 
 def build_schedule(
@@ -103,7 +98,6 @@ def build_schedule(
     columns = {
         "index": pa.array(np.arange(len(rows))),
         "offset_ns": pa.array(offsets),
-        "session_id": pc.binary_join_element_wise(str(trial), pc.cast(pa.array(rows), pa.string()), "-"),
         "prompt_tokens": pa.array(np.minimum(inputs, max_prompt_tokens).astype(np.int32)),
         "max_tokens": pa.array(np.minimum(outputs, max_new_tokens).astype(np.int32)),
         "prompt_seed": pa.array(seeds[rows]),
@@ -118,12 +112,7 @@ def build_schedule(
             shared = _block_columns(trace, trace_rows[rows], config.length_scale, rng["blocks"])
     return Schedule(
         table=pa.table({**columns, **shared}, schema=pa.schema([*SCHEDULE, *(BLOCKS if shared else ())])),
-        design=config.design,
         arms=tuple(arms),
-        trial=trial,
-        seed=seed,
-        duration_s=config.duration_s,
-        block_s=config.block_s,
         over=over,
         steps=tuple(
             {

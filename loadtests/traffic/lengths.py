@@ -27,11 +27,7 @@ FITS: dict[FitName, tuple[tuple[float, float, float], ...]] = {
     "conversation": ((6.633, 0.985, math.inf), (5.019, 0.859, math.inf)),
     "sentences": (((_PASSAGE + _QUERY) / 2, (_PASSAGE - _QUERY) / 2, 512),),
 }
-
-
-def workloads_of(task: Task) -> list[FitName]:
-    """Return the built-in fits for requests of this task, sorted."""
-    return sorted(name for name, laws in FITS.items() if (len(laws) == 1) == (task == "embed"))
+FIT_OF: dict[Task, FitName] = {"generate": "conversation", "embed": "sentences"}
 
 
 def fitted_lengths(fit: FitName, count: int, *, rng: np.random.Generator) -> Ints:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from string import ascii_lowercase
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from tailgate.loadtests.traffic.schedule import PlannedRequest
 
 Encode = Callable[[str], list[int]]
-PromptKind = Literal["ids", "text"]
 Words = npt.NDArray[np.uint64]
 
 _TRIED = 6000  # vocabulary entries tried as pieces
@@ -52,12 +51,6 @@ def prompt_words(seed: int, count: int) -> Words:
     return words
 
 
-def token_ids(words: Words, vocab_size: int) -> list[int]:
-    """Return a token id for each of `words`, uniform over [3, vocab_size) but for a bias below vocab_size / 2^64."""
-    ids: list[int] = (words % (np.uint64(vocab_size) - _FIRST_TOKEN_ID) + _FIRST_TOKEN_ID).tolist()
-    return ids
-
-
 # --- Tokenizers -------------------------------------------------------------------------------------------------------
 
 
@@ -77,11 +70,6 @@ class PromptText:
     def added(self) -> int:
         """Tokens of a prompt besides its text."""
         return len(self.before) + len(self.after)
-
-    @property
-    def highest_id(self) -> int:
-        """The largest token id that a made prompt may hold."""
-        return int(max(self.first_id, self.follow_ids.max(), *self.before, *self.after))
 
     def text(self, words: Words) -> str:
         """Return the text of as many tokens as there are words."""
@@ -211,34 +199,28 @@ def check_hub(model: str, name: str, *, what: str) -> None:
 # --- Prompts of a schedule --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptSource:
-    """Makes the prompts of planned requests. `vocab_size` bounds random ids; `text` is None for them."""
+def served_text(tokenizer: str, *, vocab_size: int) -> PromptText | None:
+    """Return the text of the model at path or hub id `tokenizer`, which prompts are made of; None for "": random ids.
 
-    vocab_size: int = 256
-    text: PromptText | None = None
+    Raises ConfigError also for tokens outside the vocabulary that is served.
+    """
+    if not tokenizer:
+        return None
+    text = load_prompt_text(tokenizer)
+    highest = max(text.first_id, int(text.follow_ids.max()), *text.before, *text.after)
+    if highest >= vocab_size:
+        raise ConfigError(
+            f'the tokenizer of "{tokenizer}" has token {highest}, but the vocabulary that is served ends at '
+            f'{vocab_size - 1}: name the served model\'s own tokenizer, or use traffic.prompts = "ids"'
+        )
+    return text
 
-    @classmethod
-    def of(cls, kind: PromptKind, *, model: str, vocab_size: int) -> PromptSource:
-        """Return the source for prompts of `kind`. Raises ConfigError for tokens outside the model's vocabulary."""
-        text = None if kind == "ids" else load_prompt_text(model)
-        if text is not None and text.highest_id >= vocab_size:
-            raise ConfigError(
-                f'the tokenizer of "{model}" has token {text.highest_id}, but the vocabulary that is served ends at '
-                f'{vocab_size - 1}: name the served model\'s own tokenizer, or use traffic.prompts = "ids"'
-            )
-        return cls(vocab_size=vocab_size, text=text)
 
-    def ids(self, plan: PlannedRequest) -> list[int]:
-        """Return the prompt's token ids, `plan.prompt_tokens` of them."""
-        if self.text is None:
-            return token_ids(_content(plan, plan.prompt_tokens), self.vocab_size)
-        words = _content(plan, max(1, plan.prompt_tokens - self.text.added))
-        return [*self.text.before, *self.text.ids(words), *self.text.after]
-
-    def plain(self, plan: PlannedRequest) -> str | None:
-        """Return the prompt as text that a server tokenises to `plan.prompt_tokens`; None where only ids are exact."""
-        return None if self.text is None else self.text.prompt(plan)
+def prompt_ids(plan: PlannedRequest, vocab_size: int) -> list[int]:
+    """Return `plan.prompt_tokens` ids, uniform over [3, vocab_size) but for a bias below vocab_size / 2^64."""
+    words = _content(plan, plan.prompt_tokens)
+    ids: list[int] = (words % (np.uint64(vocab_size) - _FIRST_TOKEN_ID) + _FIRST_TOKEN_ID).tolist()
+    return ids
 
 
 def _content(plan: PlannedRequest, count: int) -> Words:

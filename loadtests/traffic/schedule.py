@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from itertools import repeat
 from pathlib import Path
 from types import MappingProxyType
@@ -12,11 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tailgate.analysis.arrays import Ints
 from tailgate.analysis.records.schemas import Columns
-from tailgate.loadtests.traffic.settings import Design
 from tailgate.servers.complaint import ConfigError, named
 
 EVERY_ARM = "*"
@@ -24,7 +21,6 @@ EVERY_ARM = "*"
 _SCHEDULE: Columns = (
     ("index", pa.int64(), "Number of the request in its trial, from 0."),
     ("offset_ns", pa.int64(), "When it is due, from the start of the trial."),
-    ("session_id", pa.string(), "Session of a split."),
     ("prompt_tokens", pa.int32(), "Tokens of the prompt."),
     ("max_tokens", pa.int32(), "Tokens of the answer."),
     ("prompt_seed", pa.int64(), "Names the token sequence."),
@@ -38,7 +34,6 @@ _BLOCKS: Columns = (
 SCHEDULE = pa.schema([(name, kind) for name, kind, _ in _SCHEDULE])
 BLOCKS = pa.schema([(name, kind) for name, kind, _ in _BLOCKS])  # of a trace whose prompts share blocks
 MEANINGS = {name: text for name, _, text in (*_SCHEDULE, *_BLOCKS)}
-_METADATA_KEY = b"tailgate.schedule"
 
 
 class PlannedRequest(NamedTuple):
@@ -46,7 +41,6 @@ class PlannedRequest(NamedTuple):
 
     index: int  # type: ignore[assignment]  # a row's number matters more than tuple.index
     offset_ns: int
-    session_id: str
     prompt_tokens: int
     max_tokens: int
     prompt_seed: int
@@ -71,17 +65,13 @@ def planned_requests(table: Any, *, at_once: int = 1024) -> Iterator[PlannedRequ
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Schedule:
-    """The planned requests of one trial in order of time, and what they were made from. `over` counts the requests that
-    were cut to a limit; `steps` are the rates of a saturation search; `prompts` tells what was read of a trace."""
+    """The planned requests of one trial for `arms`, in order of time, and what they were made from. `over` counts the
+    requests that were cut to a limit; `steps` are the rates of a saturation search; `prompts` tells what was read of a
+    trace."""
 
     table: Any  # pyarrow.Table
-    design: Design
     arms: tuple[str, ...]
-    trial: int
-    seed: int
-    duration_s: float
-    block_s: float
-    over: dict[str, int]  # see `drawing.build_schedule`
+    over: Mapping[str, int] = field(default_factory=dict)  # see `drawing.build_schedule`
     steps: tuple[Mapping[str, float], ...] = ()
     prompts: Mapping[str, Any] = field(default_factory=dict)
 
@@ -99,21 +89,21 @@ class Schedule:
 
     @property
     def planned(self) -> dict[str, int]:
-        """Requests planned for each arm; under split all of them under "*"."""
-        if self.design == "split":
+        """Requests planned for each arm; under "*" those for which the splitter chooses, as it does for all or none."""
+        arm = self.table["arm"]
+        if arm.null_count:
             return {EVERY_ARM: len(self)}
-        if self.design == "mirrored":
-            return dict.fromkeys(self.arms, len(self))
-        return {arm: int(pc.sum(pc.equal(self.table["arm"], arm)).as_py() or 0) for arm in self.arms}
+        counts = {row["values"]: row["counts"] for row in arm.value_counts().to_pylist()}
+        return {name: counts.get(name, 0) + counts.get(EVERY_ARM, 0) for name in self.arms}
 
     def planned_before(self, offset_ns: int, *, arms: Mapping[str, int] = MappingProxyType({})) -> dict[str, int]:
         """Return `planned` of what is due before the offset, and for an arm in `arms` also before that arm's."""
-        return {
-            arm: replace(
-                self, table=self.table.filter(pa.array(self.offset_ns < min(offset_ns, arms.get(arm, offset_ns))))
-            ).planned[arm]
-            for arm in self.planned
-        }
+
+        def before(arm: str) -> int:
+            due = self.offset_ns < min(offset_ns, arms.get(arm, offset_ns))
+            return replace(self, table=self.table.filter(pa.array(due))).planned.get(arm, 0)
+
+        return {arm: before(arm) for arm in self.planned}
 
     def share(self, worker: int, workers: int) -> Schedule:
         """Return the rows of one of `workers` load processes: those whose index is `worker` modulo `workers`."""
@@ -121,35 +111,31 @@ class Schedule:
         return replace(self, table=self.table.filter(mine))
 
     def to_bytes(self) -> bytes:
-        """Return the whole schedule as an Arrow IPC stream, which `parse` takes."""
-        facts = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "table"}
-        table = self.table.replace_schema_metadata({_METADATA_KEY: json.dumps(facts, sort_keys=True)})
+        """Return the table as an Arrow IPC stream, which `parse` takes."""
         sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, table.schema) as writer:
-            writer.write_table(table, max_chunksize=65_536)
+        with pa.ipc.new_stream(sink, self.table.schema) as writer:
+            writer.write_table(self.table, max_chunksize=65_536)
         return bytes(sink.getvalue())
 
     def write(self, path: Path) -> None:
-        """Write the schedule to `path`, which never holds a part of one."""
+        """Write the table to `path`, which never holds a part of one."""
         partial = path.with_name(path.name + ".partial")
         partial.write_bytes(self.to_bytes())
         partial.replace(path)
 
     @classmethod
-    def read(cls, path: Path) -> Schedule:
-        """Return the schedule at `path`. Raises ConfigError for a file that is cut short or no schedule."""
-        return cls.parse(path.read_bytes(), str(path))
+    def read(cls, path: Path, arms: tuple[str, ...]) -> Schedule:
+        """Return the schedule at `path`. Raises ConfigError for a file that is missing, cut short or no schedule."""
+        try:
+            return cls.parse(path.read_bytes(), arms)
+        except (OSError, pa.ArrowException, ValueError) as error:
+            raise ConfigError(f'schedule "{path}" cannot be read ({named(error)}): build it again') from None
 
     @classmethod
-    def parse(cls, content: bytes, name: str) -> Schedule:
-        """Return the schedule that `content` holds, which is called `name`. Raises ConfigError for anything else."""
-        try:
-            table = pa.ipc.open_stream(content).read_all()
-            table.validate(full=True)  # a damaged offset would be followed out of the file's memory
-            if table.schema not in (SCHEDULE, pa.schema([*SCHEDULE, *BLOCKS])):  # whatever their metadata
-                raise ValueError(f"columns are {table.schema.names}, expected {SCHEDULE.names}")
-            facts = json.loads(table.schema.metadata[_METADATA_KEY])
-            table = table.replace_schema_metadata(None)
-            return cls(table=table, **{**facts, "arms": tuple(facts["arms"]), "steps": tuple(facts["steps"])})
-        except (OSError, pa.ArrowException, ValueError, LookupError, TypeError, RecursionError) as error:
-            raise ConfigError(f'schedule "{name}" cannot be read ({named(error)}): build it again') from None
+    def parse(cls, content: bytes, arms: tuple[str, ...]) -> Schedule:
+        """Return the schedule whose table `content` holds."""
+        table = pa.ipc.open_stream(content).read_all()
+        table.validate(full=True)  # a damaged offset would be followed out of the file's memory
+        if table.schema not in (SCHEDULE, pa.schema([*SCHEDULE, *BLOCKS])):
+            raise ValueError(f"columns are {table.schema.names}, expected {SCHEDULE.names}")
+        return cls(table=table, arms=arms)

@@ -6,13 +6,11 @@ import ipaddress
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from tailgate.loadtests.traffic.prompts import PromptKind
 from tailgate.servers.address import host_port
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.fields import Listed, Settings, as_toml
@@ -25,8 +23,7 @@ FEWEST_STEPS = 3
 _LISTED = ("piecewise", "saturation")
 
 
-@dataclass(frozen=True, slots=True)
-class UsedWith:
+class UsedWith(NamedTuple):
     """The values of the setting `key` with which a setting has an effect. It is refused with others."""
 
     key: str
@@ -51,7 +48,10 @@ class TrafficConfig(Settings):
     arrivals: Arrivals = "poisson"
     """When requests start: a constant rate (`poisson`, `gamma`), a rate that changes (`piecewise`), the times of a
     trace, or steps of rising load (`saturation`). `users` sends nothing; a ramp of `[users]` sets it."""
-    rate: Annotated[Rate, UsedWith("arrivals", ("poisson", "gamma"))] = 0.0
+    # No limit below: 0 is as good as none where others apply, and `_check_times` says what these arrivals need.
+    rate: Annotated[
+        float, Field(le=1e9, json_schema_extra={"minimum": 0}), UsedWith("arrivals", ("poisson", "gamma"))
+    ] = 0.0
     """Requests/s: to each arm when mirrored, in all when split or switchback. Default: required for these arrivals."""
     burstiness: Annotated[float, Field(ge=0.001, le=1e6), UsedWith("arrivals", ("gamma", *_LISTED))] = 1.0
     """1 is a Poisson process, below 1 comes in bursts, above 1 is more even."""
@@ -78,7 +78,7 @@ class TrafficConfig(Settings):
     """Further factors on all lengths, each from its start in s on: `[[0, 0.2], [240, 1]]`."""
     trace: str = ""
     """Path of a trace (CSV or JSON Lines), for `arrivals = "trace"` or `workload = "trace"`."""
-    prompts: PromptKind = "ids"
+    prompts: Literal["ids", "text"] = "ids"
     """What a prompt is made of: random token ids, or text of exactly the planned number of tokens."""
     tokenizer: Annotated[str, UsedWith("prompts", ("text",))] = ""
     """Model folder or hub id whose tokenizer counts the tokens of a text. Default: the control's `model.id`."""

@@ -50,9 +50,8 @@ def ask_external_arms(trial: TrialContext, schedule: Schedule) -> None:
 
 def _twice(trial: TrialContext, arm: ExternalArm, plans: Sequence[PlannedRequest]) -> list[list[dict[str, Any]]]:
     """Return the arm's answers the first and the second time, each in the order of the questions."""
-    traffic, model = trial.experiment.traffic, trial.experiment.counting_model
-    shared = None if traffic.prompts == "ids" else load_prompt_text(traffic.tokenizer or model)
-    text = prompt_text(arm, shared)
+    traffic, tokenizer = trial.experiment.traffic, trial.experiment.tokenizer
+    text = prompt_text(arm, load_prompt_text(tokenizer) if tokenizer else None)
     prompts = [text.prompt(plan) for plan in plans]
     count, deadline = len(plans), time.monotonic() + MOST_S
     in_template = isinstance(arm.options, OpenAiOptions) and arm.options.endpoint == "chat"

@@ -11,11 +11,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from tailgate.analysis.settings.slo_targets import parse_slo
 from tailgate.analysis.wording import counted
-from tailgate.loadtests.experiments.model import Experiment
 from tailgate.loadtests.generator.trial_config import TrialConfig
-from tailgate.loadtests.traffic.prompts import PromptSource
+from tailgate.loadtests.traffic.prompts import served_text
 from tailgate.loadtests.traffic.settings import TrafficConfig
 from tailgate.loadtests.trials.context import RunError, TrialContext
 from tailgate.loadtests.trials.processes import child_environment
@@ -28,7 +26,6 @@ _GIVEN_UP = "Gave up waiting for workers to connect"  # at the end of that
 _OWN_ERROR = re.compile(r"/ERROR/tailgate: (.+)")
 _START_S = 120.0
 _STOP_GRACE_S = 15.0
-_DRAIN_S = 5.0  # in addition to the time limit of the last request
 
 
 class LoadGenerator:
@@ -41,13 +38,12 @@ class LoadGenerator:
         self._trial = trial
         traffic = trial.experiment.traffic
         config = trial_config(trial, targets, vocab_sizes=vocab_sizes)
-        if config.prompts != "ids":
-            # Fails here in one line, rather than in every request.
-            PromptSource.of(config.prompts, model=config.tokenizer, vocab_size=config.vocab_size)
+        # Fails here in one line, rather than in every request.
+        served_text(config.tokenizer, vocab_size=config.vocab_size)
         config.write(trial.folder / "generator.json")
         # Workers on other hosts are started by hand: they may take as long as arms.
         self._workers_s = trial.experiment.trials.ready_timeout_s if traffic.remote_workers else 0.0
-        self._limit_s = _START_S + self._workers_s + traffic.duration_s + config.drain_s
+        self._limit_s = _START_S + self._workers_s + traffic.duration_s + traffic.timeout_s
         self.child = Child(
             "locust",
             locust_command(trial.folder, traffic, wait_s=self._workers_s),
@@ -112,7 +108,6 @@ class LoadGenerator:
 def trial_config(trial: TrialContext, targets: Mapping[str, str], *, vocab_sizes: Sequence[int]) -> TrialConfig:
     """Return the configuration of the load processes."""
     experiment, traffic = trial.experiment, trial.experiment.traffic
-    limits = _latency_limits(experiment)
     return TrialConfig(
         trial=trial.number,
         task=experiment.task,
@@ -122,26 +117,9 @@ def trial_config(trial: TrialContext, targets: Mapping[str, str], *, vocab_sizes
         timeout_s=traffic.timeout_s,
         vocab_size=min(vocab_sizes, default=2**31 - 1),  # external arms get text
         ignore_eos=traffic.ignore_eos,
-        prompts=traffic.prompts,
-        tokenizer=traffic.tokenizer or experiment.counting_model,
-        drain_s=traffic.timeout_s + _DRAIN_S,
-        ttft_limit_ms=limits.get("ttft", 0.0),
-        e2e_limit_ms=limits.get("e2e", 0.0),
+        tokenizer=experiment.tokenizer,
         security=experiment.security,
     )
-
-
-def _latency_limits(experiment: Experiment) -> dict[str, float]:
-    """Return the limits, in ms by metric, past which a request can change no step of a search any more.
-
-    They are those on TTFT and E2E, where the experiment sets no other objective; empty where it makes no search.
-    """
-    targets = parse_slo(experiment.slo)
-    metrics = {target.metric for target in targets if target.quantile is not None}
-    others = len(metrics - {"ttft", "e2e"}) + sum(target.quantile is None for target in targets)
-    if experiment.traffic.arrivals != "saturation" or others:
-        return {}
-    return {metric: max(target.limit for target in targets if target.metric == metric) for metric in metrics}
 
 
 def why_it_ended(log_path: Path) -> str:

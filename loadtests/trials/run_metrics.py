@@ -19,6 +19,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from tailgate.loadtests.generator.histogram import BOUNDS_S
 from tailgate.loadtests.trials.status import Load, MetricsPage, Status
 from tailgate.servers.address import host_port
 from tailgate.servers.complaint import ConfigError
@@ -132,7 +133,7 @@ def _histogram(name: str, text: str, accounts: Sequence[Mapping[str, Any]], metr
     family = HistogramMetricFamily(name, text, labels=["arm"])
     for arm in dict.fromkeys(arm for account in accounts for arm in account):
         rows = [account[arm][metric] for account in accounts if arm in account]
-        edges = [*(f"{bound:g}" for bound in rows[0]["bounds_s"]), "+Inf"]
+        edges = [*(f"{bound:g}" for bound in BOUNDS_S), "+Inf"]
         counts = map(sum, zip(*(row["counts"] for row in rows), strict=True))
         family.add_metric([arm], [*zip(edges, accumulate(counts), strict=True)], sum(row["sum_s"] for row in rows))
     return family

@@ -16,7 +16,7 @@ _STREAM = 1001  # other than the streams of the schedule
 
 def source_of(experiment: Experiment) -> Source:
     """Read trace and tokenizer. Raises ConfigError."""
-    return read_source(experiment.traffic, model=experiment.counting_model, answers=experiment.task == "generate")
+    return read_source(experiment.traffic, tokenizer=experiment.tokenizer, answers=experiment.task == "generate")
 
 
 def draw(experiment: Experiment, source: Source, trial: int, rates: Sequence[float] = ()) -> Schedule:

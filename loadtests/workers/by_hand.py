@@ -10,12 +10,10 @@ from locust import User, task
 from locust.env import Environment
 from locust.exception import StopUser
 
-from tailgate.loadtests.external.addresses import parse_target
-from tailgate.loadtests.external.client_security import SecurityConfig
 from tailgate.loadtests.generator.precise_sleep import sleep_until
 from tailgate.loadtests.generator.preparer import Prepared
 from tailgate.loadtests.generator.trial_config import TrialConfig
-from tailgate.loadtests.traffic.lengths import FitName, fitted_lengths, scaled, workloads_of
+from tailgate.loadtests.traffic.lengths import FIT_OF, fitted_lengths, scaled
 from tailgate.loadtests.traffic.schedule import PlannedRequest
 from tailgate.loadtests.workers.load_process import LoadProcess
 from tailgate.servers.clock import now_ns
@@ -60,13 +58,11 @@ def add_arguments(parser: Any, *, task: Task) -> None:
     add = parser.add_argument
     add("--request-rate", type=_positive, default=1.0, help="Requests/s of each User (default 1)")
     add("--burstiness", type=_positive, default=1.0, help="Shape of the gamma gaps: 1 is Poisson, below 1 is bursty")
-    workload, scale, why = ("sentences", 1.0, "") if task == "embed" else ("conversation", 0.1, ": fits small models")
-    add("--workload", choices=workloads_of(task), default=workload, help=f"Which lengths (default {workload})")
+    scale, why = (1.0, "") if task == "embed" else (0.1, ": fits small models")
     add("--length-scale", type=_positive, default=scale, help=f"Factor on all lengths (default {scale:g}{why})")
     add("--max-prompt-tokens", type=_count, default=128, help="Longer prompts are cut (default 128)")
     if task == "generate":
         add("--max-new-tokens", type=_count, default=32, help="Longer answers are cut (default 32)")
-    add("--vocab-size", type=int, default=256, help="Prompts are token ids below this (default 256)")
     add("--arm", default="", help="Send every request to this arm (default: the splitter chooses)")
     add("--request-timeout", type=_positive, default=60.0, help="Deadline of each request in seconds (default 60)")
     add("--seed", type=int, default=0, help="Seed of gaps, lengths and prompts (default 0)")
@@ -89,19 +85,17 @@ def hand_config(environment: Environment, test: int, *, task: Task) -> TrialConf
     assert options is not None
     if not environment.host:
         raise ConfigError("no host is given: add --host localhost:50051, the splitter or one arm's server")
-    parse_target(environment.host)
-    values = {name: getattr(options, flag[2:].replace("-", "_")) for flag, name, _ in _SECURITY_FLAGS}
-    security = read(SecurityConfig, values)
-    security.check("--tls or --token")
-    return TrialConfig(
-        trial=test,
-        task=task,
-        arms=(options.arm,) if options.arm else (),
-        targets={"*": environment.host},
-        timeout_s=options.request_timeout,
-        vocab_size=options.vocab_size,
-        security=security,
-    )
+    table = {
+        "trial": test,
+        "task": task,
+        "arms": [options.arm] if options.arm else [],
+        "targets": {"*": environment.host},
+        "timeout_s": options.request_timeout,
+        "security": {name: getattr(options, flag[2:].replace("-", "_")) for flag, name, _ in _SECURITY_FLAGS},
+    }
+    config = read(TrialConfig, table)
+    config.security.check("--tls or --token")
+    return config
 
 
 # --- The User ---------------------------------------------------------------------------------------------------------
@@ -155,14 +149,13 @@ class OpenLoopUser(User):
         assert load.generator is not None
         gap_s = rng.standard_gamma(options.burstiness) / (options.burstiness * options.request_rate)
         self._next_ns += int(gap_s * 1e9)
-        fit: FitName = options.workload
-        ((prompt_tokens, max_tokens),) = scaled(fitted_lengths(fit, 1, rng=rng), options.length_scale).tolist()
+        lengths = fitted_lengths(FIT_OF[load.task], 1, rng=rng)
+        ((prompt_tokens, max_tokens),) = scaled(lengths, options.length_scale).tolist()
         number = next(load.requests)
         name = f"{load.tests}-{load.worker}.{number}"
         plan = PlannedRequest(
             index=number,
             offset_ns=0,
-            session_id=name,
             prompt_tokens=min(prompt_tokens, options.max_prompt_tokens),
             max_tokens=min(max_tokens, getattr(options, "max_new_tokens", 0)),  # 0 of an embedding
             prompt_seed=int(rng.integers(0, 2**63 - 1)),

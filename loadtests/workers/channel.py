@@ -16,7 +16,7 @@ READY, DONE = "tailgate_ready", "tailgate_done"
 # much of them is written. Both ways: the comparison of clocks.
 ACCOUNT, FILE, HAVE, CLOCK = (f"tailgate_{name}" for name in ("account", "file", "have", "clock"))
 
-PROTOCOL = 8  # of all these messages: raise it with any change that an older worker would misread
+PROTOCOL = 9  # of all these messages: raise it with any change that an older worker would misread
 
 TOKEN_VARIABLE = "TAILGATE_CHANNEL_TOKEN"
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import logging
-import signal
-import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from locust.env import Environment
 
@@ -25,20 +21,6 @@ from tailgate.servers.config import Task
 logger = logging.getLogger("tailgate")
 
 _KEPT_ON_ENVIRONMENT = "tailgate_load"  # Locust loads a locustfile more than once: state hangs on its Environment
-_NAMES: Final[Mapping[Task, str]] = {"generate": "Generate", "embed": "Embed"}  # of calls, in Locust's statistics
-
-
-def end_with_parent() -> None:
-    """Have this process killed when the one that forked it is gone, even by kill -9.
-
-    A load worker that outlived its master would go on sending, to arms that died with the run, and record the failures.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, int(signal.SIGKILL))  # PR_SET_PDEATHSIG
-
-
-class RequestError(Exception):
-    """What Locust shows for a request that did not end with OK: the gRPC status and the message."""
 
 
 class LoadProcess:
@@ -76,7 +58,6 @@ class LoadProcess:
         config: TrialConfig,
         *,
         worker: int,
-        planned: int | None,
         records: str,
         clock: ClockComparison | None = None,
     ) -> Generator:
@@ -87,9 +68,7 @@ class LoadProcess:
         directory = Path(records) if records else None
         if directory is not None and self.recorder is None:
             self.recorder = RequestRecorder(record_file(directory / f"requests-{worker}.arrow"), clock=clock)
-        self.log = LoadLog(
-            directory, worker=worker, planned=planned, arms=config.arms, recorder=self.recorder, clock=clock
-        )
+        self.log = LoadLog(directory, worker=worker, arms=config.arms, recorder=self.recorder, clock=clock)
         on_record = None if self.options.trial else self.count_in_locust
         self.generator = Generator(config, log=self.log, on_record=on_record)
         return self.generator
@@ -117,15 +96,15 @@ class LoadProcess:
         "Aggregated" leaves out. A request that the end of the test cut off is not counted."""
         if record.status == "CANCELLED":
             return
-        name = f"{_NAMES[self.task]} [{record.arm}]" if record.arm else _NAMES[self.task]
+        name = self.task.capitalize() + (f" [{record.arm}]" if record.arm else "")
         fire: Any = self.environment.events.request.fire
         fire(
             request_type="E2E",
             name=name,
             response_time=record.e2e_ms,
             response_length=record.output_tokens or 0,
-            exception=None if record.ok else RequestError(f"{record.status}: {record.error or 'no message'}"),
-            context={key: getattr(record, key) for key in ("arm", "replica", "request_id", "phase")},
+            exception=None if record.ok else f"{record.status}: {record.error or 'no message'}",
+            context={},
             start_time=record.scheduled_ns / 1e9,
         )
         ttft_ms: Any = record.ttft_ms  # Locust's annotation says int

@@ -20,11 +20,12 @@ from locust.rpc import zmqrpc
 from locust.runners import LocalRunner, MasterRunner, WorkerRunner
 from zmq.utils import z85
 
+from tailgate.loadtests.generator.precise_sleep import LIBC
 from tailgate.loadtests.generator.trial_config import TrialConfig
 from tailgate.loadtests.traffic.schedule import Schedule
 from tailgate.loadtests.workers.by_hand import add_arguments, hand_config
 from tailgate.loadtests.workers.channel import TOKEN_VARIABLE, channel_token
-from tailgate.loadtests.workers.load_process import LoadProcess, end_with_parent
+from tailgate.loadtests.workers.load_process import LoadProcess
 from tailgate.loadtests.workers.master import Master
 from tailgate.loadtests.workers.worker import Worker
 from tailgate.servers.clock import now_ns
@@ -33,6 +34,7 @@ from tailgate.servers.config import Task
 
 logger = logging.getLogger("tailgate")
 
+_PR_SET_PDEATHSIG = 1
 _OPEN_SOCKET: Any = zmqrpc.BaseSocket.__init__
 
 
@@ -60,8 +62,8 @@ def _on_init(task: Task, environment: Environment, runner: Any, **_: Any) -> Non
     if not isinstance(runner, WorkerRunner):
         try:
             if options.trial:
-                TrialConfig.read(Path(options.trial, "generator.json"))
-                Schedule.read(Path(options.trial, "schedule.arrow"))
+                trial = TrialConfig.read(Path(options.trial, "generator.json"))
+                Schedule.read(Path(options.trial, "schedule.arrow"), trial.arms)
             elif options.headless or environment.host:
                 hand_config(environment, 1, task=task)
         except ConfigError as error:
@@ -73,19 +75,16 @@ def _on_init(task: Task, environment: Environment, runner: Any, **_: Any) -> Non
         keep = Path(options.keep).resolve() if options.keep and isinstance(runner, WorkerRunner) else None
         Worker(environment, load, keep=keep)
     if isinstance(runner, WorkerRunner) and options.processes:
-        end_with_parent()
+        # A worker that outlived its master, by kill -9 too, would go on sending, to arms that died with the run.
+        LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
 
     def on_test_start(**_: Any) -> None:
         if master is not None:
             master.assign()
         elif not isinstance(runner, MasterRunner) and not options.trial:
             try:
-                generator = load.begin(
-                    hand_config(environment, load.tests + 1, task=task),
-                    worker=load.worker,
-                    planned=None,
-                    records=options.records,
-                )
+                config = hand_config(environment, load.tests + 1, task=task)
+                generator = load.begin(config, worker=load.worker, records=options.records)
             except ConfigError as error:
                 logger.error("%s", error)
                 if options.headless:

@@ -20,7 +20,6 @@ from locust.exception import RPCError
 from locust.runners import STATE_MISSING, MasterRunner
 
 from tailgate.analysis.records.documents import write_document
-from tailgate.loadtests.generator.clock_offsets import host_identity
 from tailgate.loadtests.generator.trial_config import END_FILE, TrialConfig
 from tailgate.loadtests.traffic.schedule import Schedule
 from tailgate.loadtests.workers import channel
@@ -41,7 +40,6 @@ class _Load:
 
     number: int
     client_id: str
-    planned: int
     account: dict[str, Any] | None = None  # the last that came over the network; None: it writes its own file
     records: FileReceiver | None = None  # that come from another host
     lost: str | None = None
@@ -83,21 +81,14 @@ class Master:
                 (client.id for client in clients.ready + clients.running + clients.spawning),
                 key=self._runner.get_worker_index,
             )
-        schedule = Schedule.read(self._folder / "schedule.arrow")
         config = TrialConfig.read(self._folder / "generator.json")
+        schedule = Schedule.read(self._folder / "schedule.arrow", config.arms)
         self._waiting, self._running = set(ids), set(ids)
-        shares = [schedule.share(number, len(ids)) for number in range(len(ids))]
+        shared = {"protocol": channel.PROTOCOL, "records": str(self._folder), "config": config.to_dict()}
         for number, client_id in enumerate(ids):
-            planned = sum(shares[number].planned.values())
-            self._loads[client_id] = _Load(number=number, client_id=client_id, planned=planned)
-        shared = {
-            "protocol": channel.PROTOCOL,
-            "host": host_identity(),
-            "records": str(self._folder),
-            "config": config.to_dict(),
-        }
-        for load in self._loads.values():
-            self._send(channel.ASSIGN, {**shared, "worker": load.number, "share": shares[load.number].to_bytes()}, load)
+            load = self._loads[client_id] = _Load(number=number, client_id=client_id)
+            share = schedule.share(number, len(ids)).to_bytes()
+            self._send(channel.ASSIGN, {**shared, "worker": number, "share": share}, load)
         gevent.spawn(self._watch)
 
     def stop(self) -> None:
@@ -232,6 +223,6 @@ class Master:
                 account = {"worker": load.number, "started": 0, "finished": 0, "complete": False}
         lost = {} if load.lost is None else {"lost": load.lost}
         try:
-            write_document(path, {**account, "planned": load.planned, **lost})
+            write_document(path, {**account, **lost})
         except OSError as error:
             self._fail(f"records cannot be written: {write_failure(error)} and run again")

@@ -18,7 +18,7 @@ from gevent.event import Event
 from locust.env import Environment
 from locust.exception import RPCError
 
-from tailgate.loadtests.generator.clock_offsets import ClockComparison, Exchange, host_identity
+from tailgate.loadtests.generator.clock_offsets import ClockComparison, Exchange
 from tailgate.loadtests.generator.trial_config import TrialConfig
 from tailgate.loadtests.traffic.schedule import Schedule
 from tailgate.loadtests.workers import channel
@@ -116,20 +116,13 @@ class Worker:
                 f"{channel.PROTOCOL}: install the same tailgate on both"
             )
         worker, folder = int(assigned["worker"]), Path(assigned["records"])
-        if self._keep is None:
-            _check_one_host(assigned["host"])
-        else:
+        if self._keep is not None:
             folder = folder_for(self._keep, "/".join(folder.parts[-2:]))
             self._compare_clocks()
         config = read(TrialConfig, assigned["config"], where="generator")
-        share = Schedule.parse(assigned["share"], f"share {worker}")
-        generator = self._load.begin(
-            config,
-            worker=worker,
-            planned=sum(share.planned.values()),
-            records=str(folder),
-            clock=None if self._keep is None else self._clock,
-        )
+        share = Schedule.parse(assigned["share"], config.arms)
+        clock = None if self._keep is None else self._clock
+        generator = self._load.begin(config, worker=worker, records=str(folder), clock=clock)
         if self._keep is not None:
             self._follow(folder / f"requests-{worker}.arrow")
         generator.load(share)
@@ -180,15 +173,13 @@ class Worker:
         if generator is None or log is None:
             return None
         try:
-            ended = generator.run(start_ns - self._clock.best.offset_ns)
+            generator.run(start_ns - self._clock.best.offset_ns)
         except Exception as error:
             return self._finish(self._reason(error), _SHIP_WITHIN_S)
         if self._load.generator is not generator:
             return None  # stopped by another, which also recorded what was in flight
         if generator.failure is None:
             log.complete = True
-        if not ended:
-            logger.warning("%d requests had not ended when the drain time was over", generator.inflight)
         return self._finish(generator.failure, _SHIP_WITHIN_S)
 
     def _finish(self, error: str | None, ship_within_s: float) -> None:
@@ -208,12 +199,3 @@ class Worker:
                 )
             sender.close()
         self._send(channel.DONE, {"error": error, "missing": missing})
-
-
-def _check_one_host(host: str) -> None:
-    """Raise ConfigError where `host` is not this one, as far as both can tell."""
-    if host and host_identity() and host != host_identity():
-        raise ConfigError(
-            f"the worker on {socket.gethostname()} shares no clock with the master: "
-            "start it with `tailgate worker --master HOST:PORT`"
-        )

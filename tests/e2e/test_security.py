@@ -58,7 +58,7 @@ def assert_on_schedule(trial: Path) -> None:
     account = json.loads((trial / "generator-0.json").read_text())
     uncertainty_ns = account["clock"]["uncertainty_ns"]
     assert abs(account["clock"]["offset_ns"] + BEHIND_NS) <= uncertainty_ns < 50_000_000
-    offsets = Schedule.read(trial / "schedule.arrow").offset_ns
+    offsets = Schedule.read(trial / "schedule.arrow", ()).offset_ns
     for row in records(trial):
         due_ns = account["start_ns"] + int(offsets[int(row["request_id"].split("-")[1])])
         assert abs(row["scheduled_ns"] - due_ns) <= uncertainty_ns

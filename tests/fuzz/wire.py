@@ -74,7 +74,7 @@ def _records(call: Call) -> None:
     assert call.status in STATUS_NAMES, call.status
     assert len(call.error) <= LONGEST + 100, f"an error of {len(call.error)} characters"
     assert call.error.isprintable(), call.error[:200]
-    plan = SimpleNamespace(session_id="s", prompt_tokens=4, max_tokens=8, phase="measure")
+    plan = SimpleNamespace(prompt_tokens=4, max_tokens=8, phase="measure")
     call.tag = SimpleNamespace(
         plan=plan, arm="eager", request_id="1-0", pair_id="1-0", endpoint=None, scheduled_ns=call.start_ns
     )

@@ -45,7 +45,7 @@ def planned(
     arms, traffic = ("eager", "compiled"), TrafficConfig(duration_s=duration_s, rate=25.0, length_scale=0.05)
     schedule = build_schedule(traffic, Source(), arms=arms, seed=1, trial=1, max_prompt_tokens=64, max_new_tokens=8)
     schedule.write(directory / "schedule.arrow")
-    TrialConfig(arms=arms, targets=targets, drain_s=10.0, **trial).write(directory / "generator.json")
+    TrialConfig(arms=arms, targets=targets, **trial).write(directory / "generator.json")
     return schedule, ["-f", CHAT, "--headless", "--trial", str(directory)]
 
 
@@ -89,7 +89,6 @@ REFUSED: list[tuple[Task, str, list[str], tuple[str, ...]]] = [
     ("generate", "https://h:1", ["--token-env", "s3cret-T0ken"], ("token_env",)),
     ("generate", "https://h:1", ["--client-key", "k.pem"], ("tls_key",)),
     ("embed", "nowhere", [], ("nowhere", "host:port")),
-    ("embed", "h:1", ["--workload", "conversation"], ("--workload", "conversation")),
     ("embed", "h:1", ["--max-new-tokens", "8"], ("--max-new-tokens",)),
 ]
 

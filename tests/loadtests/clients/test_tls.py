@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ssl
-from pathlib import Path
 
 import pytest
 
@@ -35,7 +34,6 @@ def context(
     return made
 
 
-ROOT = Path(__file__).resolve().parents[3]
 SECRET = "s3cret-T0ken"
 
 

@@ -26,7 +26,7 @@ from tailgate.loadtests.generator.preparer import Preparer
 from tailgate.loadtests.generator.record import SERVED_COLUMNS, RequestRecord
 from tailgate.loadtests.generator.recorder import RequestRecorder, record_file
 from tailgate.loadtests.generator.trial_config import TrialConfig
-from tailgate.loadtests.traffic.prompts import prompt_words, token_ids
+from tailgate.loadtests.traffic.prompts import prompt_ids
 from tailgate.loadtests.traffic.schedule import SCHEDULE, Schedule, planned_requests
 from tailgate.servers.clock import now_ns
 from tailgate.servers.complaint import ConfigError
@@ -44,11 +44,10 @@ ARMS = ("eager", "compiled")
 def schedule(offsets_ms: list[int], *, arm: str | None = "*", tokens: int = 3) -> Schedule:
     same = {"prompt_tokens": 20, "max_tokens": tokens, "arm": arm, "phase": "measure"}
     rows = [
-        {"index": number, "offset_ns": offset * MS, "prompt_seed": 100 + number, "session_id": f"1-{number}", **same}
+        {"index": number, "offset_ns": offset * MS, "prompt_seed": 100 + number, **same}
         for number, offset in enumerate(offsets_ms)
     ]
-    settings: Any = {"design": "mirrored", "arms": ARMS, "trial": 1, "seed": 0, "duration_s": 10.0, "block_s": 30.0}
-    return Schedule(table=pa.Table.from_pylist(rows, schema=SCHEDULE), over={}, **settings)
+    return Schedule(table=pa.Table.from_pylist(rows, schema=SCHEDULE), arms=ARMS)
 
 
 class Run:
@@ -62,8 +61,8 @@ class Run:
         recorder: RequestRecorder | None = None,
         **settings: Any,
     ) -> None:
-        config = TrialConfig(**{"arms": ARMS, "drain_s": 10.0, "trial": 1, **settings})
-        self.log = LoadLog(None, worker=0, planned=len(plan), arms=config.arms, recorder=recorder)
+        config = TrialConfig(**{"arms": ARMS, "timeout_s": 10.0, "trial": 1, **settings})
+        self.log = LoadLog(None, worker=0, arms=config.arms, recorder=recorder)
         self.records: list[RequestRecord] = []
         self.generator = generator = Generator(config, log=self.log, on_record=self.records.append)
         generator.load(plan)
@@ -73,7 +72,7 @@ class Run:
         began = time.monotonic()
         self.start_ns = now_ns() + 50 * MS
         before(self)
-        self.ended = generator.run(self.start_ns)
+        generator.run(self.start_ns)
         self.took_s = time.monotonic() - began
         generator.stop()
         self.failure = generator.failure
@@ -107,7 +106,6 @@ def closed() -> Iterator[str]:
 
 def test_mirrored_copies_start_together_and_records_join_client_and_server(targets: dict[str, str]) -> None:
     run = Run(schedule(list(range(0, 400, 10))), targets=targets)
-    assert run.ended
     assert len(run.records) == 80
     distances = []
     for number in range(40):
@@ -133,7 +131,6 @@ def test_a_disk_that_hangs_delays_no_request_and_the_account_tells_what_it_cost(
     recorder = RequestRecorder(piped(writer, most_waiting_bytes=20_000), rows_per_batch=8)
     run = Run(schedule([number // 2 for number in range(1200)], arm="eager"), targets=targets, recorder=recorder)
     account = run.log.account()
-    assert run.ended
     assert account["finished"] == account["started"] == 1200
     assert run.log.lag.quantile_ms(0.5) < 50
     assert account["records"]["waiting_bytes"] <= 20_000
@@ -194,7 +191,6 @@ def test_stop_records_what_is_in_flight_as_cancelled() -> None:
     with serve(Behaviour(first_s=30)) as slow:
         plan = schedule([0, 10, 20, 9_000], arm=None)
         run = Run(plan, targets={"*": slow.target}, before=stop)
-    assert not run.ended
     assert run.statuses() == ["CANCELLED"] * 3  # the fourth was never due
     assert {record.error for record in run.records} == {"cut by the end of the run"}
     assert (run.log.started, run.log.account()["finished"]) == (3, 3)
@@ -202,7 +198,7 @@ def test_stop_records_what_is_in_flight_as_cancelled() -> None:
 
 def test_the_lag_counts_from_the_schedule_and_nothing_starts_once_it_was_stopped(targets: dict[str, str]) -> None:
     # A dispatcher or a user whose instant has come in the same turn of the loop still runs once.
-    log = LoadLog(None, worker=0, planned=1)
+    log = LoadLog(None, worker=0)
     generator = Generator(TrialConfig(arms=ARMS, trial=1, targets=targets), log=log)
     generator.connect()
     plan = next(iter(planned_requests(schedule([0]).table, at_once=1)))
@@ -210,7 +206,7 @@ def test_the_lag_counts_from_the_schedule_and_nothing_starts_once_it_was_stopped
     assert 1_000 <= log.lag.max_ms < 60_000
     generator.stop()
     generator.launch(generator.prepare(plan, "1-1"), now_ns())
-    assert (log.started, log.account()["finished"], generator.inflight) == (2, 2, 0)
+    assert (log.started, log.account()["finished"]) == (2, 2)
     assert generator.wait_idle(0)
 
 
@@ -224,33 +220,16 @@ def test_a_disk_that_takes_no_record_ends_the_load(targets: dict[str, str]) -> N
     assert len(run.records) < 150
 
 
-@pytest.mark.parametrize(
-    ("first_s", "limits", "status"),
-    [
-        (30.0, {"ttft_limit_ms": 300.0}, "CANCELLED"),
-        (30.0, {"drain_s": 0.4}, "CANCELLED"),
-        (0.8, {"ttft_limit_ms": 1.0, "e2e_limit_ms": 5_000.0}, "OK"),
-    ],
-)
-def test_calls_are_cut_once_none_can_be_in_time(first_s: float, limits: dict[str, float], status: str) -> None:
-    with serve(Behaviour(first_s=first_s, token_s=0)) as slow:
-        run = Run(schedule([0, 400], arm=None), targets={"*": slow.target}, **limits)
-    assert run.ended is (status == "OK")
-    assert run.statuses() == [status, status]
-    assert {record.error for record in run.records} == {None if run.ended else "cut by the end of the run"}
-    assert 0.7 < run.took_s < 5.0, "the second one was waited for until it was late too"
-
-
 def test_copies_carry_the_same_prompt_and_their_own_id() -> None:
     config = TrialConfig(arms=ARMS, targets={"*": "localhost:1"}, vocab_size=300)
-    generator = Generator(config, log=LoadLog(None, worker=0, planned=None))
+    generator = Generator(config, log=LoadLog(None, worker=0))
     row = next(planned_requests(schedule([0]).table))
     copies = generator.prepare(row, "1-0")
     assert [copy.arm for copy in generator.prepare(row._replace(index=1), "1-1")] == ["compiled", "eager"]
     generator.stop()
     requests = [GenerateRequest.FromString(copy.body) for copy in copies]
     assert [request.request_id for request in requests] == ["1-0-eager", "1-0-compiled"]
-    assert [list(request.token_ids.ids) for request in requests] == [token_ids(prompt_words(100, 20), 300)] * 2
+    assert [list(request.token_ids.ids) for request in requests] == [prompt_ids(row, 300)] * 2
     settings = {(request.max_tokens, request.ignore_eos, request.session_id) for request in requests}
     assert settings == {(3, True, "1-0")}
     assert b"x-tailgate-session\x031-0" in copies[0].headers
@@ -261,9 +240,7 @@ def test_copies_carry_the_same_prompt_and_their_own_id() -> None:
     [
         ("{}", "generator.targets is empty"),
         ('{"targets": {"*": "nowhere"}}', 'target "nowhere" is not host:port'),
-        ('{"targets": {"*": "a:1"}, "colour": 1}', "generator.colour is unknown"),
-        ("[]", "generator is []: give a table"),
-        *((text, "trial config ") for text in ("", "[" * 5000, "1" * 5000)),
+        *((text, "trial config ") for text in ("", "[" * 5000)),
     ],
 )
 def test_bad_trial_config_is_one_clear_line(tmp_path: Path, text: str, message: str) -> None:
@@ -281,7 +258,6 @@ def test_nothing_due_at_the_end_or_later_is_sent_and_what_is_under_way_ends_by_i
 
     # The answers of 40 tokens are under way when the load ends. Nothing sleeps until the last request.
     run = Run(schedule([*range(0, 3000, 20), 60_000], tokens=40), targets=targets, before=end)
-    assert run.ended
     assert run.took_s < 20
     for arm, last_ms in (("eager", 280), ("compiled", 180)):
         due_ms = sorted((record.scheduled_ns - run.start_ns) // MS for record in run.arms()[arm])
@@ -298,7 +274,7 @@ def test_an_end_holds_where_the_loop_was_blocked_as_it_came(targets: dict[str, s
         time.sleep(0.06)  # no greenlet runs: what is due meanwhile comes all at once
 
     run = Run(schedule([0, 500]), targets=targets, before=partial(gevent.spawn, end))
-    assert (run.ended, len(run.records), run.log.planned) == (True, 2, 2)
+    assert (len(run.records), run.log.planned) == (2, 2)
 
 
 @pytest.mark.process
@@ -328,13 +304,12 @@ def test_what_was_due_before_the_settled_time_is_in_the_file(targets: dict[str, 
 def test_a_schedule_that_cannot_be_encoded_is_a_failure() -> None:
     failures: list[str] = []
     broken = Mock(side_effect=ValueError("no words"))
-    assert list(Preparer(schedule([0]), prepare=broken, on_failure=failures.append)) == []
+    assert list(Preparer(schedule([0]), prepare=broken, on_failure=failures.append).ready) == []
     assert failures == ["the schedule cannot be encoded: no words"]
 
 
-@pytest.mark.parametrize("ahead_ms", [-1.0, 0.0, 0.05, 0.4, 3.0])
-def test_a_sleep_never_ends_early(ahead_ms: float) -> None:
-    for _ in range(20):
+def test_a_sleep_never_ends_early() -> None:
+    for ahead_ms in [-1.0, 0.0, 0.05, 0.4, 3.0] * 20:
         due = now_ns() + int(ahead_ms * 1e6)
         sleep_until(due)
         assert now_ns() >= due

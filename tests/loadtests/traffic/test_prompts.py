@@ -15,8 +15,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from tailgate.loadtests.external.arms import OpenAiArm, OpenAiOptions
 from tailgate.loadtests.external.asking import prompt_text
 from tailgate.loadtests.traffic.drawing import build_schedule, read_source
-from tailgate.loadtests.traffic.prompts import PromptSource, load_prompt_text, prompt_words, token_ids
-from tailgate.loadtests.traffic.schedule import BLOCKS, SCHEDULE, PlannedRequest, Schedule, planned_requests
+from tailgate.loadtests.traffic.prompts import load_prompt_text, prompt_ids, served_text
+from tailgate.loadtests.traffic.schedule import PlannedRequest, Schedule, planned_requests
 from tailgate.loadtests.traffic.settings import TrafficConfig
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.front.requests import Encode, load_tokenizer
@@ -60,7 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def plan(tokens: int, *, seed: int = 7) -> PlannedRequest:
-    given: dict[str, Any] = {"index": 0, "offset_ns": 0, "session_id": "s", "max_tokens": 1}
+    given: dict[str, Any] = {"index": 0, "offset_ns": 0, "max_tokens": 1}
     return PlannedRequest(prompt_tokens=tokens, **given, prompt_seed=seed, arm=None, phase="measure")
 
 
@@ -75,11 +75,9 @@ def served(folder: Path) -> Encode:
 def test_text_has_exactly_the_planned_tokens_for_the_servers_own_tokenizer(
     folder: Path, served: Encode, tokens: int, seed: int
 ) -> None:
-    prompts = PromptSource.of("text", model=str(folder), vocab_size=600)
-    text = prompts.plain(plan(tokens, seed=seed))
+    text = served_text(str(folder), vocab_size=600)
     assert text is not None
-    assert served(text) == prompts.ids(plan(tokens, seed=seed))
-    assert len(served(text)) == tokens
+    assert len(served(text.prompt(plan(tokens, seed=seed)))) == tokens
 
 
 def test_a_tokenizer_that_changes_its_text_is_refused_in_one_line(tmp_path: Path) -> None:
@@ -108,17 +106,14 @@ def test_an_external_tokenizer_that_cannot_count_is_refused_with_settings_of_the
 
 def test_a_tokenizer_beyond_the_served_vocabulary_is_refused(folder: Path) -> None:
     with pytest.raises(ConfigError, match="the vocabulary that is served ends at 299"):
-        PromptSource.of("text", model=str(folder), vocab_size=300)
+        served_text(str(folder), vocab_size=300)
 
 
-def built(config: TrafficConfig, *, model: str = "random:tiny", **changes: Any) -> Schedule:
+def built(config: TrafficConfig, **changes: Any) -> Schedule:
     arguments: dict[str, Any] = {"arms": ("eager", "compiled"), "seed": 5, "trial": 1, "max_new_tokens": 256}
-    source = read_source(config, model=model)
-    return build_schedule(config, source, **{**arguments, "max_prompt_tokens": 4096, **changes})
-
-
-def rows(schedule: Schedule) -> list[PlannedRequest]:
-    return list(planned_requests(schedule.table))
+    return build_schedule(
+        config, read_source(config, tokenizer=config.tokenizer), **{**arguments, "max_prompt_tokens": 4096, **changes}
+    )
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.1])
@@ -132,8 +127,7 @@ def test_requests_that_share_hash_ids_share_the_tokens_of_their_blocks(tmp_path:
         length_scale=scale,
     )
     schedule = built(config)
-    source = PromptSource(vocab_size=500)
-    prompts = [source.ids(plan) for plan in rows(schedule)]
+    prompts = [prompt_ids(plan, 500) for plan in planned_requests(schedule.table)]
     assert {len(prompt) for prompt in prompts} == {round(1400 * scale)}
     first, other_group, same_group = prompts[0], prompts[1], prompts[3]
     shared = round(1024 * scale)
@@ -147,19 +141,14 @@ def test_text_prompts_are_never_shorter_than_what_the_tokenizer_adds(folder: Pat
     assert set(schedule.ints("prompt_tokens").tolist()) == {2}
 
 
-def test_text_needs_a_tokenizer_and_room_for_what_it_adds(folder: Path) -> None:
-    assert "no model is named" in refusal(ConfigError, built, TrafficConfig(rate=1, prompts="text"), model="")
+def test_text_needs_room_for_what_the_tokenizer_adds(folder: Path) -> None:
     config = TrafficConfig(rate=9, prompts="text", tokenizer=str(folder))
     assert "raise it to 2 or more" in refusal(ConfigError, built, config, max_prompt_tokens=1)
 
 
-def test_all_columns_of_prompts_are_those_that_a_plan_takes() -> None:
-    assert (*SCHEDULE.names, *BLOCKS.names) == PlannedRequest._fields
-
-
 def test_prompt_ids_are_uniform_and_differ_between_seeds() -> None:
-    ids = np.array(token_ids(prompt_words(11, 97_000), 100))
+    ids = np.array(prompt_ids(plan(97_000, seed=11), 100))
     counts = np.bincount(ids, minlength=100)[3:]
     # Chi-square with 96 degrees of freedom: mean 96, standard deviation 13.9.
     assert ((counts - 1000) ** 2 / 1000).sum() < 96 + 4 * 13.9
-    assert token_ids(prompt_words(11, 20), 50_000) != token_ids(prompt_words(12, 20), 50_000)
+    assert prompt_ids(plan(20, seed=11), 50_000) != prompt_ids(plan(20, seed=12), 50_000)

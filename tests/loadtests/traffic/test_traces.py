@@ -37,10 +37,9 @@ def unread(path: Path) -> str:
 
 
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
-@pytest.mark.parametrize("end", ["", "newline", "blank lines"])
-def test_azure_rows_are_read_to_the_tenth_of_a_microsecond(tmp_path: Path, newline: str, end: str) -> None:
-    tail = {"": "", "newline": newline, "blank lines": newline * 3}[end]
-    trace = read_trace(written(tmp_path, newline.join([HEADER, *AZURE_2023]) + tail))
+@pytest.mark.parametrize("at_end", [0, 1, 3])
+def test_azure_rows_are_read_to_the_tenth_of_a_microsecond(tmp_path: Path, newline: str, at_end: int) -> None:
+    trace = read_trace(written(tmp_path, newline.join([HEADER, *AZURE_2023]) + newline * at_end))
     assert trace.format == "azure"
     assert trace.offset_ns.tolist() == [0, 319_410_100, 319_410_100]
     assert trace.input_tokens.tolist() == [374, 396, 879]
@@ -140,24 +139,15 @@ def published(name: str) -> Trace:
     return read_trace(path)
 
 
-def test_published_azure_conversation_loads_as_it_is() -> None:
-    trace = published("AzureLLMInferenceTrace_conv.csv")
-    assert len(trace) == 19_366
-    assert trace.offset_ns[-1] / 1e9 == pytest.approx(3501.722, abs=0.001)
-    assert np.rint(np.quantile(trace.input_tokens, [0.5, 0.9, 0.99])).tolist() == pytest.approx(
-        [1020, 2734, 4142], abs=1
-    )
-    assert np.rint(np.quantile(trace.output_tokens, [0.5, 0.9, 0.99])).tolist() == [129, 424, 601]
-    assert (trace.input_tokens[0], trace.output_tokens[0]) == (374, 44)
-    logs = np.log(trace.input_tokens)
+def test_published_traces_load_as_they_are_and_have_the_lengths_of_the_fit() -> None:
+    azure = published("AzureLLMInferenceTrace_conv.csv")
+    assert (len(azure), azure.input_tokens[0], azure.output_tokens[0]) == (19_366, 374, 44)
+    assert azure.offset_ns[-1] / 1e9 == pytest.approx(3501.722, abs=0.001)
+    logs = np.log(azure.input_tokens)
     assert (logs.mean(), logs.std()) == pytest.approx((6.633, 0.985), abs=0.001)
-
-
-def test_published_mooncake_conversation_loads_as_it_is() -> None:
-    trace = published("mooncake_conversation_trace.jsonl")
-    assert len(trace) == 12_031
-    assert trace.offset_ns[-1] / 1e9 == pytest.approx(3536.999)
-    assert (trace.input_tokens[0], trace.output_tokens[0]) == (6758, 500)
+    mooncake = published("mooncake_conversation_trace.jsonl")
+    assert (len(mooncake), mooncake.input_tokens[0], mooncake.output_tokens[0]) == (12_031, 6758, 500)
+    assert mooncake.offset_ns[-1] / 1e9 == pytest.approx(3536.999)
 
 
 def json_lines(*rows: dict[str, Any]) -> str:

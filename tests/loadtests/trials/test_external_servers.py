@@ -32,7 +32,6 @@ from tailgate.loadtests.trials.server_logs import ServerLogs
 from tailgate.loadtests.trials.telemetry import Collector
 from tailgate.loadtests.trials.trial_schedule import draw, source_of
 from tailgate.servers.clock import now_ns
-from tailgate.servers.complaint import ConfigError
 from tests.fakes.processes import wait_for
 from tests.fakes.simulated import GreedyServer, serving
 from tests.fakes.whole_run import external_trial, trial_context
@@ -197,11 +196,6 @@ def test_arms_with_a_managed_control_or_without_the_setting_are_not_asked() -> N
     content = table("http://a/v1", "http://b/v1")
     content["arms"][0] = {"name": "eager", "preset": "eager", "control": True}
     assert greedy_arms(from_table(content)) == ()
-
-
-def test_more_answers_than_a_file_should_hold_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"parity.prompts 4096 × parity.tokens 64 .* 32768"):
-        from_table(table("http://a/v1", "http://b/v1", parity={"prompts": 4096, "tokens": 64}))
 
 
 STATS = "(APIServer pid=1) INFO 11-25 22:58:30 [loggers.py:273] Engine 000: Running: 3 reqs, Waiting: 0 reqs"

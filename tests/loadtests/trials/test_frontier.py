@@ -91,12 +91,16 @@ class MadeUpTrials(searching.FrontierSearch):
         # So far apart that the times of trials do not meet.
         facts.start_ns = began_ns + context.number * 10_000 * SECOND
         self._send(context, schedule, facts.start_ns)
-        self.time_s += schedule.duration_s + AROUND_S
+        self.time_s += context.experiment.traffic.duration_s + AROUND_S
         facts.complete = True
         context.write_facts()
 
     def _send(self, context: TrialContext, schedule: Schedule, start_ns: int) -> None:
-        cut_s = schedule.steps[0]["end_s"] if self.interrupted_in == context.number else schedule.duration_s
+        cut_s = (
+            schedule.steps[0]["end_s"]
+            if self.interrupted_in == context.number
+            else context.experiment.traffic.duration_s
+        )
         with RecordWriter(context.folder / "requests-0.arrow", REQUESTS) as writer:
             for row in planned_requests(schedule.table):
                 at_s = row.offset_ns / 1e9
@@ -111,7 +115,7 @@ class MadeUpTrials(searching.FrontierSearch):
                     sent |= {"request_id": f"{name}-{arm}", "pair_id": name, "trial": context.number, "arm": arm}
                     sent |= {"prompt_tokens": row.prompt_tokens, "max_tokens": tokens, "output_tokens": tokens}
                     writer.append(sent | {"replica": f"{arm}-0", "first_token_ns": end, "end_ns": end})
-        if cut_s < schedule.duration_s:
+        if cut_s < context.experiment.traffic.duration_s:
             raise StopRequestedError
 
 
