@@ -166,8 +166,8 @@ def start_ramp(production: Production, *more: str) -> subprocess.Popen[str]:
     return production.ramp("demo", "--admin", admin, "--out", "out", "--page", "off", *candidate, *STEPS, *LOOSE, *more)
 
 
-def end_of(ramp: subprocess.Popen[str], timeout_s: float = 280.0) -> tuple[int, dict[str, Any]]:
-    out, _ = ramp.communicate(timeout=timeout_s)
+def end_of(ramp: subprocess.Popen[str]) -> tuple[int, dict[str, Any]]:
+    out, _ = ramp.communicate(timeout=280)
     return ramp.returncode, json.loads(out.splitlines()[-1])
 
 
@@ -266,13 +266,13 @@ def test_a_candidate_that_dies_under_another_controller_fails_and_its_weights_st
             done = production.command("split", "--admin", admin, "--weight", "eager=70,compiled-padded=30")
             assert done.returncode == 0, done.stderr
             wait_for(lambda: read_weights(run_dir(production))[-1].weights["compiled-padded"] == 30)
-            wait_for(lambda: answer("step")["interim"], 60, every_s=0.1)
+            wait_for(lambda: answer("step")["interim"], every_s=0.1)
             production.kill("compiled-padded")
-            wait_for(lambda: "compiled-padded-0 died" in answer("promotion")["reasons"], 60, every_s=0.1)
+            wait_for(lambda: "compiled-padded-0 died" in answer("promotion")["reasons"], every_s=0.1)
             assert answer("promotion")["verdict"] == "FAIL"
             assert production.weights() == {"eager": 70, "compiled-padded": 30}, "the run moves nothing"
             run.send_signal(signal.SIGINT)
-            end_of(run, timeout_s=90)
+            end_of(run)
         changes = read_weights(run_dir(production))
         assert [change.weights["compiled-padded"] for change in changes] == [0, 30]
         assert {change.action for change in changes} == {BY_OTHERS}
