@@ -228,7 +228,7 @@ def _analyzed(live: LiveRun, run_dir: Path) -> Command:
     began_s = time.monotonic()
     try:
         done = subprocess.run(
-            arrangement.tailgate("analyze", str(run_dir)),
+            arrangement.tailgate("analyze", str(run_dir), "--json"),
             cwd=live.setup.folder,
             env=arrangement.environment(live.mark, Setup(folder=live.setup.folder)),
             capture_output=True,
@@ -256,7 +256,7 @@ def holds(planned: Plan, keep: Path | None) -> bool:
         if broken and keep is not None:
             shutil.copytree(folder, keep / f"seed-{planned.seed}", dirs_exist_ok=True)
     hit = "; ".join(f"{item.moment.fault.name} hit {item.hit or 'nothing'}" for item in story.injected)
-    print(f"  {hit or 'no fault'}: {story.verdict} ({story.run.code}), {broken or 'all held'}", flush=True)
+    print(f"  {hit or 'no fault'}: {story.run.verdict} ({story.run.code}), {broken or 'all held'}", flush=True)
     return not broken
 
 
