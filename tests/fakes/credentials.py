@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import trustme
 
 from tailgate.loadtests.workers.channel import TOKEN_VARIABLE as CHANNEL_VARIABLE
 from tests.fakes.processes import Listener, command_of, family, listeners
-from tests.fakes.whole_run import ROOT
+from tests.fakes.whole_run import FAKE_ARM, ROOT
 
 
 @dataclass(frozen=True)
@@ -158,3 +160,30 @@ def _rows(content: bytes) -> Iterator[str]:
     with contextlib.suppress(pa.ArrowInvalid, OSError), pa.ipc.open_stream(content) as stream:
         for batch in stream:
             yield str(batch.to_pylist())
+
+
+def listening() -> dict[str, str]:
+    """Return the sockets and their default addresses in "What listens where" of docs/how-to/security.md."""
+    text = (ROOT / "docs" / "how-to" / "security.md").read_text()
+    section = text.partition("## What listens where")[2].partition("\n## ")[0]
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if line.startswith("|")]
+    assert cells[0][:2] == ["what", "by default"]
+    return {what: where for what, where, *_ in cells[2:]}
+
+
+def _row_of(found: Listener) -> str:
+    if re.match(r"\S*envoy\S* ", found.command):
+        return "Envoy's admin interface" if not found.port else "the splitter"
+    rows = {"commands.main import main": "the live page", str(FAKE_ARM): "an arm"}
+    rows["--trial "] = "Locust's master of a run"
+    return next((row for part, row in rows.items() if part in found.command), found.command)
+
+
+def check_listeners(found: Iterable[Listener], rows: Mapping[str, int]) -> None:
+    """Check that `rows` sockets of each row listen at their default address, and no others."""
+    # A process that has not begun its own program yet holds the sockets of its parent.
+    places = {(_row_of(item), item.address, item.port) for item in found}
+    assert Counter(row for row, _, _ in places) == rows, found
+    for row, address, _ in places:
+        (default,) = (where for what, where in listening().items() if what.startswith(row))
+        assert address.startswith("/") if default == "a Unix socket" else address == default, row
