@@ -18,11 +18,10 @@ from tests.faults.plan import SECRETS, Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Injected:
-    """A fault that was injected: when, in which phase, and what it hit."""
+    """A fault that was injected: when, and what it hit."""
 
     moment: Moment
     at_ns: int
-    phase: str
     hit: str
 
 
@@ -42,7 +41,6 @@ class Command:
     code: int | None
     stdout: str
     stderr: str
-    took_s: float
     limit_s: float
 
     @property
@@ -72,7 +70,6 @@ class Story:
 
     plan: Plan
     run: Command
-    run_dir: Path | None
     injected: tuple[Injected, ...] = ()
     analysis: Command | None = None
     summaries: tuple[Mapping[str, Any] | str, ...] = ()
