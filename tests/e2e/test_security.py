@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -26,29 +25,18 @@ control = true
 [[arms]]
 preset = "compiled-padded"
 [traffic]
-duration_s = {duration_s}
+design = "split"
+duration_s = 4
 rate = 20
 length_scale = 0.05
 block_s = 1
-{traffic}
+workers = 0
+remote_workers = 1
 [trials]
 starting_at_once = 2
 [machines]
 reference_s = 0
 """
-
-
-def start_run(folder: Path, *arguments: str, duration_s: float, host: str, port: int) -> subprocess.Popen[str]:
-    traffic = f'design = "split"\nworkers = 0\nremote_workers = 1\nmaster_bind = "{host}:{port}"'
-    text = RUN.format(duration_s=duration_s, traffic=traffic) + TLS.format(token='token_env = "PLANTED_TOKEN"')
-    (folder / "small.toml").write_text(text)
-    return start(folder, "run", tailgate("run", "small.toml", *arguments))
-
-
-def worker(folder: Path, master: str, *, clock_ns: int) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tailgate.loadtests.commands.main", "worker", "--master", master]
-    clock = {ANCHOR_VARIABLE: str(ANCHOR_NS + clock_ns)}
-    return start(folder, "worker", [*command, "--keep", "kept", "--trials", "1"], **clock)
 
 
 def assert_on_schedule(trial: Path) -> None:
@@ -64,10 +52,13 @@ def assert_on_schedule(trial: Path) -> None:
 
 def test_a_run_with_a_remote_worker_on_another_clock_writes_no_secret(tmp_path: Path) -> None:
     pem = give(tmp_path, "127.0.0.1", ELSEWHERE)
-    port = free_port()
-    run = start_run(tmp_path, duration_s=4.0, host=ELSEWHERE, port=port)
+    master = f"{ELSEWHERE}:{free_port()}"
+    (tmp_path / "small.toml").write_text(RUN + TLS.format(token='token_env = "PLANTED_TOKEN"'))
+    run = start(tmp_path, "run", tailgate("run", "small.toml", "--set", f"traffic.master_bind={master}"))
     with Watched(tmp_path / "tmp") as watched:
-        load = worker(tmp_path, f"{ELSEWHERE}:{port}", clock_ns=BEHIND_NS)
+        command = [sys.executable, "-m", "tailgate.loadtests.commands.main", "worker", "--master", master]
+        clock = {ANCHOR_VARIABLE: str(ANCHOR_NS + BEHIND_NS)}
+        load = start(tmp_path, "worker", [*command, "--keep", "kept", "--trials", "1"], **clock)
         watched.pids += [run.pid, load.pid]
         with ended(run, load):
             while run.poll() is None:
