@@ -319,7 +319,7 @@ class TokenGate(grpc.ServerInterceptor):
         )
 
 
-def parser() -> argparse.ArgumentParser:
+def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--port", type=int, default=0)
@@ -339,11 +339,7 @@ def parser() -> argparse.ArgumentParser:
         parser.add_argument(f"--{name}", action="append", default=[], metavar="REPLICA=VALUE")
     for name in ("die-last", "fail-start", "never-ready"):
         parser.add_argument(f"--{name}", action="append", default=[], metavar="REPLICA")
-    return parser
-
-
-def main() -> None:
-    options = parser().parse_args()
+    options = parser.parse_args()
 
     def own(items: Sequence[str], otherwise: Any) -> str:
         return str(dict(item.split("=") for item in items).get(options.replica, otherwise))

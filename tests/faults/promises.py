@@ -202,9 +202,7 @@ def records_stay(story: Story) -> list[str]:
 def _unrecorded(story: Story) -> list[Answered]:
     """Return the answers before the recorder ended that are not recorded."""
     return [
-        row
-        for row in story.answered
-        if row.request_id and row.request_id not in story.recorded and _before_end_s(story, row.at_ns) > 0
+        row for row in story.answered if row.request_id not in story.recorded and _before_end_s(story, row.at_ns) > 0
     ]
 
 
