@@ -37,21 +37,17 @@ def make_certificates(folder: Path, *names: str) -> Certificates:
     server = authority.issue_cert(*(names or ("127.0.0.1", "localhost")))
     client = authority.issue_cert("load@tailgate.test")
 
-    def write(blob: trustme.Blob, name: str) -> str:
-        blob.write_to_path(str(folder / name))
-        return str(folder / name)
-
-    def chain(leaf: trustme.LeafCert, name: str) -> str:
-        (folder / name).write_bytes(b"".join(blob.bytes() for blob in leaf.cert_chain_pems))
+    def write(name: str, *blobs: trustme.Blob) -> str:
+        (folder / name).write_bytes(b"".join(blob.bytes() for blob in blobs))
         return str(folder / name)
 
     return Certificates(
-        ca=write(authority.cert_pem, "ca.pem"),
-        other_ca=write(other.cert_pem, "other-ca.pem"),
-        certificate=chain(server, "server.pem"),
-        key=write(server.private_key_pem, "server-key.pem"),
-        client_certificate=chain(client, "client.pem"),
-        client_key=write(client.private_key_pem, "client-key.pem"),
+        ca=write("ca.pem", authority.cert_pem),
+        other_ca=write("other-ca.pem", other.cert_pem),
+        certificate=write("server.pem", *server.cert_chain_pems),
+        key=write("server-key.pem", server.private_key_pem),
+        client_certificate=write("client.pem", *client.cert_chain_pems),
+        client_key=write("client-key.pem", client.private_key_pem),
     )
 
 
