@@ -29,8 +29,11 @@ def on_config(config: Any) -> None:
 
 
 def on_files(files: Any, config: Any) -> None:
-    """Add the files outside docs/ that pages link."""
-    todo = [Path(file.abs_src_path) for file in files.documentation_pages()]
+    """Add README.md and CHANGELOG.md, whose links are checked too, and the files outside docs/ that pages link."""
+    todo = [ROOT / "README.md", ROOT / "CHANGELOG.md"]
+    for page in todo:
+        files.append(File.generated(config, in_site(page), abs_src_path=str(page)))
+    todo += [Path(file.abs_src_path) for file in files.documentation_pages()]
     while todo:
         page = todo.pop()
         for link in LINK.finditer(page.read_text(encoding="utf-8")):

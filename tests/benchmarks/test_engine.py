@@ -91,17 +91,8 @@ MS = 1_000_000
 
 def step(at_ms: float, kind: str, names: str, *, batch: int = 0) -> StepOutput:
     """A step emitted at `at_ms` with one token for each letter of `names`; `batch` rows ran, as many unless given."""
-    record = StepRecord(
-        step_id=0,
-        kind=kind,
-        start_ns=0,
-        end_ns=int(at_ms * MS),
-        batch=batch or len(names),
-        padded_batch=4,
-        tokens=len(names),
-        padded_tokens=4,
-        compiled=True,
-    )
+    sizes = {"batch": batch or len(names), "padded_batch": 4, "tokens": len(names), "padded_tokens": 4}
+    record = StepRecord(step_id=0, kind=kind, start_ns=0, end_ns=int(at_ms * MS), compiled=True, **sizes)
     return StepOutput(emit_ns=int(at_ms * MS), tokens=[(name, 7) for name in names], step=record)
 
 

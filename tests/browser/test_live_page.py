@@ -61,10 +61,10 @@ def open_page(browser: Browser, serve: Serve) -> Open:
     return opened
 
 
-def go_on(run: WatchedRun, seconds: int = 1, phase: str = "traffic") -> None:
+def go_on(run: WatchedRun, seconds: int = 1) -> None:
     for _ in range(seconds):
         run.second()
-    run.status(phase)
+    run.status()
 
 
 def test_the_page_shows_the_state_of_the_run(make_run: MakeRun, open_page: Open) -> None:
@@ -136,15 +136,26 @@ def test_a_run_that_is_judged_at_its_end_shows_no_gates(make_run: MakeRun, open_
     assert tab.complaints == []
 
 
-def test_a_dead_arm_is_reported_in_the_headline(make_run: MakeRun, open_page: Open) -> None:
+def test_a_compile_a_death_and_a_decision_are_shown_at_once(make_run: MakeRun, open_page: Open) -> None:
     run = make_run(naive="compiled")  # a name with which compiled-padded begins
+    run.compiling = 12.0
+    run.status()
     tab = open_page(run)
-    run.dead = ("compiled-padded",)
+    assert tab.text("h1") == "Under load"
+    tab.wait_for_text("[data-under-way]", "compiled since 12 s prefill 4×50")
+    run.compiling, run.dead = None, ("compiled-padded",)
     go_on(run)
     for place in ("[data-headline]", "[data-said]"):
         tab.wait_for_text(place, "compiled-padded-0 is dead.")
+    assert tab.text("[data-under-way]") == ""
     assert tab.text(".card.arm-1 .warned") == "dead"
     assert tab.text(".card.arm-2 div:last-child dd") == "ready"
+    run.dead = ()
+    run.analyse(2, decided=True)
+    go_on(run, 60)
+    tab.wait_for_text("h1", "FAIL")
+    assert "2 of 2 arms decided, compiled failed." in tab.text("#state")
+    assert tab.text(".card.arm-1 .chip") == "PASS"
 
 
 def test_a_page_that_is_not_answered_says_so_and_recovers(
@@ -160,27 +171,6 @@ def test_a_page_that_is_not_answered_says_so_and_recovers(
         assert tab.text(".link") == "no connection"
     tab.wait_for_text("h1", "Under load")
     assert tab.text(".link") == "live"
-
-
-def test_a_decision_is_shown_at_once(run: WatchedRun, open_page: Open) -> None:
-    tab = open_page(run)
-    assert tab.text("h1") == "Under load"
-    go_on(run, 60)
-    run.analyse(2, decided=True)
-    run.status()
-    tab.wait_for_text("h1", "FAIL")
-    assert "2 of 2 arms decided, compiled-naive failed." in tab.text("#state")
-    assert tab.text(".card.arm-1 .chip") == "PASS"
-
-
-def test_a_compile_is_shown_while_it_lasts(run: WatchedRun, open_page: Open) -> None:
-    run.compiling = 12.0
-    run.status()
-    tab = open_page(run)
-    tab.wait_for_text("[data-under-way]", "compiled-naive since 12 s prefill 4×50")
-    run.compiling = None
-    go_on(run)
-    tab.wait_for("!document.querySelector('[data-under-way]').innerText")
 
 
 def test_hostile_text_is_text(make_run: MakeRun, open_page: Open) -> None:

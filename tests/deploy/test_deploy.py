@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -83,17 +82,11 @@ def pip_here() -> list[str]:
     return flags
 
 
-@pytest.fixture
-def clean_root(tmp_path: Path) -> Iterator[Path]:
-    root = tmp_path / "root"
-    yield root
-    shutil.rmtree(root, ignore_errors=True)  # gigabytes
-
-
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(not CAN, reason=f"needs root and {', '.join(TOOLS)}: install Debian's package mmdebstrap")
-def test_the_steps_end_with_a_tailgate_that_runs(clean_root: Path) -> None:
-    flags = ["--root", str(clean_root), *pip_here()]
+def test_the_steps_end_with_a_tailgate_that_runs(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    request.addfinalizer(lambda: shutil.rmtree(tmp_path, ignore_errors=True))  # gigabytes
+    flags = ["--root", str(tmp_path / "root"), *pip_here()]
     done = subprocess.run(
         [sys.executable, str(FOLDER / "in_clean_root.py"), *flags, "--", "--version"],
         capture_output=True,
@@ -102,7 +95,7 @@ def test_the_steps_end_with_a_tailgate_that_runs(clean_root: Path) -> None:
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert re.fullmatch(r"tailgate \d+\.\d+\.\d+", done.stdout.splitlines()[-1])
-    root = Root(path=clean_root, arguments={})
+    root = Root(path=tmp_path / "root", arguments={})
     for step in STEPS:
         if step.name in ("ENV", "USER"):
             root.take(step)
@@ -128,8 +121,7 @@ def commands_of_manifests() -> list[list[str]]:
     return found
 
 
-GITHUB = Path(__file__).resolve().parents[2] / "deploy" / "github"
-WORKFLOW: dict[str, Any] = yaml.safe_load((GITHUB / "rollout.yml").read_text())
+WORKFLOW: dict[str, Any] = yaml.safe_load((REPOSITORY / "deploy/github/rollout.yml").read_text())
 JOB_STEPS: list[dict[str, Any]] = WORKFLOW["jobs"]["judge"]["steps"]
 STAND_IN = """#!/bin/sh
 [ "$1 $2 $3 $4" = "check serving/canary.toml --out runs" ] && exit CHECKED
@@ -222,14 +214,12 @@ def test_an_experiment_that_cannot_run_ends_the_job_before_its_run(tmp_path: Pat
     assert outputs(tmp_path) == {}
 
 
-def test_the_workflow_keeps_results_and_gives_a_fork_no_secret() -> None:
+def test_the_workflow_keeps_results_names_no_index_and_gives_a_fork_no_secret() -> None:
     (keep,) = [step for step in JOB_STEPS if "upload-artifact" in step.get("uses", "")]
     assert (keep["if"], keep["with"]["path"]) == ("always()", "runs")
     assert WORKFLOW["permissions"] == {"contents": "read", "checks": "write"}
     assert "pull_request_target" not in str(WORKFLOW)
-
-
-def test_the_workflow_uses_valid_flags_of_tailgate() -> None:
+    assert "/" in WORKFLOW["env"]["TAILGATE"]
     (line,) = re.findall(r"bin/tailgate run (.+) > line\.json", str(JOB_STEPS))
     parsed("run", *line.replace('"$EXPERIMENT"', "demo").split())
 
@@ -282,17 +272,6 @@ def test_every_metric_of_the_dashboard_is_on_the_page_of_a_real_run(tmp_path: Pa
     assert shown["tailgate_load_requests_total"] >= {"eager", "compiled-padded"}
 
 
-def installed(source: str, folder: Path) -> int:
-    """The exit code of the step, with a program in place of Python."""
-    (step,) = [step for step in WORKFLOW["jobs"]["judge"]["steps"] if step.get("name") == "Install"]
-    (folder / "python3").write_text(
-        '#!/bin/sh\n[ -x .tailgate/bin/python ] || { mkdir -p .tailgate/bin; cp "$0" .tailgate/bin/python; }\n'
-    )
-    (folder / "python3").chmod(0o755)
-    environment = {"PATH": f"{folder}:/usr/bin:/bin", "TAILGATE": source, "CONSTRAINTS": "c.txt"}
-    return subprocess.run(["bash", "-e", "-c", step["run"]], cwd=folder, env=environment, check=False).returncode
-
-
 @pytest.mark.parametrize(
     ("source", "code"),
     [
@@ -302,9 +281,13 @@ def installed(source: str, folder: Path) -> int:
         ("tailgate[load] @ git+https://host/t@0e45b0b0", 0),
     ],
 )
-def test_a_bare_name_is_refused(source: str, code: int, tmp_path: Path) -> None:
-    assert installed(source, tmp_path) == code
-
-
-def test_the_workflow_as_it_is_names_no_index() -> None:
-    assert "/" in WORKFLOW["env"]["TAILGATE"]
+def test_a_bare_name_is_not_installed(source: str, code: int, tmp_path: Path) -> None:
+    (step,) = [step for step in JOB_STEPS if step.get("name") == "Install"]
+    python = tmp_path / "python3"  # a program in place of Python
+    python.write_text(
+        '#!/bin/sh\n[ -x .tailgate/bin/python ] || { mkdir -p .tailgate/bin; cp "$0" .tailgate/bin/python; }\n'
+    )
+    python.chmod(0o755)
+    variables = {"PATH": f"{tmp_path}:/usr/bin:/bin", "TAILGATE": source, "CONSTRAINTS": "c.txt"}
+    done = subprocess.run(["bash", "-e", "-c", step["run"]], cwd=tmp_path, env=variables, check=False)
+    assert done.returncode == code

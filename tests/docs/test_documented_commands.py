@@ -9,13 +9,12 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 import tomllib
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import typer
@@ -31,7 +30,7 @@ from tests.fakes import results
 from tests.fakes.command_line import parsed
 from tests.fakes.credentials import make_certificates
 from tests.fakes.http_servers import CompilingServer, HttpPeer
-from tests.fakes.processes import free_port
+from tests.fakes.processes import free_port, wait_for
 from tests.fakes.runs import FakeRun, write_run
 from tests.fakes.whole_run import FAKE_ARM, command, environment
 
@@ -131,10 +130,8 @@ def canary_of_the_page() -> str:
     return str(canary)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which documented commands find what they name."""
-    folder = tmp_path_factory.mktemp("documented")
+def furnish(folder: Path) -> None:
+    """Write what documented commands name into the folder."""
     for name in ("benchmarks", "loadtests", "docs", "deploy"):
         (folder / name).symlink_to(ROOT / name)
     canary = canary_of_the_page()
@@ -155,11 +152,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("arm", "splitter"):
         shutil.copy(certificates.certificate, folder / f"{name}.pem")
         shutil.copy(certificates.key, folder / f"{name}-key.pem")
-    _records(folder)
-    return folder
-
-
-def _records(folder: Path) -> None:
     names = (FIRST, SECOND, "20260105T090000Z-case", "20260108T090000Z-case", "20260112T090000Z-case")
     for seed, name in enumerate(names, start=1):
         gates = {"metrics": ["e2e"]}
@@ -169,28 +161,6 @@ def _records(folder: Path) -> None:
     shutil.copytree(search, folder / "runs" / "20260101T140000Z-search")
     for seed, name in enumerate(("a", "b", "results-a", "results-b", "last-week", "this-week")):
         results.write(folder / f"{name}.json", results.vllm(results.traffic(seed=seed)))
-
-
-@pytest.fixture
-def there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder is the one in which one is, with tokens in the environment."""
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("TAILGATE_TOKEN", "t" * 32)
-    monkeypatch.setenv("TAILGATE_CHANNEL_TOKEN", "c" * 32)
-    return folder
-
-
-@pytest.fixture
-def stopping(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands stop where they would start something; this machine need not have the cards and ports that they name."""
-
-    def started(*_: Any, **__: Any) -> None:
-        raise StartedError
-
-    for name in STARTS:
-        monkeypatch.setattr(f"tailgate.loadtests.{name}", started)
-    for name in ("trials.preflight.check_arm", "trials.preflight.check_port", "trials.parity_processes.check_arm"):
-        monkeypatch.setattr(f"tailgate.loadtests.{name}", lambda *_, **__: None)
 
 
 def refusal(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -226,8 +196,19 @@ def test_files_among_the_arguments_of_other_programs_exist() -> None:
     assert set(named) <= set(extras)
 
 
-def test_tailgate_accepts_what_is_written(there: Path, stopping: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tailgate_accepts_what_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Commands that start something run to that point; those that judge records run to their end, each once."""
+    furnish(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TAILGATE_TOKEN", "t" * 32)
+    monkeypatch.setenv("TAILGATE_CHANNEL_TOKEN", "c" * 32)
+    for name in STARTS:
+        monkeypatch.setattr(f"tailgate.loadtests.{name}", Mock(side_effect=StartedError))
+    # This machine need not have the cards and ports that they name.
+    for name in ("trials.preflight.check_arm", "trials.preflight.check_port", "trials.parity_processes.check_arm"):
+        monkeypatch.setattr(f"tailgate.loadtests.{name}", Mock(return_value=None))
     wrong: list[str] = []
     ended: set[tuple[str, ...]] = set()
     # What is there by then: a folder of results that were judged.
@@ -434,11 +415,10 @@ class Followed:
                 ["bash", "-c", f"exec {line}"], cwd=self.folder, env=self.environment, stdout=file, stderr=file
             )
         self.serving[text] = process
-        until = time.monotonic() + 240
-        while splits and "eager 1/1, compiled-padded 1/1" not in log.read_text():
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < until, log.read_text()
-            time.sleep(0.1)
+        if splits:
+            healthy = "eager 1/1, compiled-padded 1/1"
+            wait_for(lambda: healthy in log.read_text() or process.poll() is not None, 240, otherwise=log.read_text)
+        assert process.poll() is None, log.read_text()
 
     def end(self, text: str) -> None:
         process = self.serving.pop(text)

@@ -1,13 +1,7 @@
-"""Pages name and link what is there."""
+"""Pages name what is there; `make docs` checks their links."""
 
 import re
 from pathlib import Path
-from urllib.parse import unquote
-
-from markdown_it import MarkdownIt
-from markdown_it.token import Token
-
-from tests.docs.commands import pages
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "contributing" / "where.md").read_text(encoding="utf-8")
@@ -49,45 +43,3 @@ def test_the_design_page_names_every_module_under_its_layer() -> None:
         named, there = modules_named(package), existing_modules(package)
         named[""] -= {"rpc"}
         assert named == there, package
-
-
-def links_and_anchors(text: str) -> tuple[list[str], set[str]]:
-    """Return what a page links, and its anchors: those that it sets, and those that GitHub makes of its headings."""
-    links: list[str] = []
-    anchors: dict[str, int] = {}
-    before: Token | None = None
-    for token in MarkdownIt("commonmark").enable("table").parse(text):
-        inner = token.children or []
-        html = [part.content for part in inner if part.type == "html_inline"]
-        anchors |= dict.fromkeys(re.findall(r'<a id="(.+?)">', "".join(html)), 0)
-        links += [str(part.attrs[key]) for part in inner for key in ("href", "src") if key in part.attrs]
-        if before is not None and before.type == "heading_open":
-            title = "".join(part.content for part in inner if part.type in ("text", "code_inline"))
-            slug = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
-            anchors[slug] = anchors.get(slug, -1) + 1
-            if anchors[slug]:
-                anchors[f"{slug}-{anchors[slug]}"] = 0
-        before = token
-    return links, set(anchors)
-
-
-def test_anchors_are_those_of_github() -> None:
-    text = '<a id="z"></a>k\n'
-    text += "# A `b_c`, [d](x.md#y)\n## E 3.2 – f\n## E 3.2 – f\n| t |\n|---|\n| ![g](h.png) |\n```\n# [i](j)\n```\n"
-    assert links_and_anchors(text) == (["x.md#y", "h.png"], {"z", "a-b_c-d", "e-32--f", "e-32--f-1"})
-
-
-def test_every_relative_link_leads_to_a_file_and_an_anchor_that_are_there() -> None:
-    read = {path: links_and_anchors(path.read_text(encoding="utf-8")) for path in (*pages(), ROOT / "CHANGELOG.md")}
-    dead, relative = [], 0
-    for page, (links, _) in read.items():
-        for link in links:
-            if re.match(r"[a-z]+:", link):
-                continue
-            relative += 1
-            name, _, anchor = unquote(link).partition("#")
-            target = (page.parent / name).resolve() if name else page
-            if not target.exists() or (anchor and anchor not in read[target][1]):
-                dead.append(f"{page.relative_to(ROOT)}: {link}")
-    assert dead == []
-    assert relative > 300

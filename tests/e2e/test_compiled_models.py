@@ -36,6 +36,11 @@ __all__ = ["recorder"]
 AOT_EAGER = {"backend": "aot_eager", "mode": "default", "options": {}, "join_projections": False}
 
 
+def preset_arm(preset: str, policy: dict[str, Any] = AOT_EAGER, engine: EngineConfig = ENGINE) -> ArmConfig:
+    arm = ArmConfig.from_preset(preset, engine=engine)
+    return arm.replace(compile=arm.compile.replace(**policy))
+
+
 @pytest.mark.parametrize(("settings", "regional"), [(INT8, True), (INT8, False), (FLOAT8, True)])
 def test_layers_share_a_graph_whatever_their_scales_and_nothing_compiles_after_warm_up(
     settings: ModelConfig, regional: bool, recorder: CompileRecorder
@@ -52,8 +57,7 @@ def test_layers_share_a_graph_whatever_their_scales_and_nothing_compiles_after_w
 
 
 def test_warming_kernels_compiles_no_graph(recorder: CompileRecorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    arm = ArmConfig.from_preset("compiled-naive", engine=ENGINE)
-    arm = arm.replace(compile=arm.compile.replace(backend="eager", options={}, join_projections=False))
+    arm = preset_arm("compiled-naive", {**AOT_EAGER, "backend": "eager"})
     runner_for(arm, recorder)
     without = [event.shape for event in recorder.drain()]
     torch._dynamo.reset()
@@ -75,8 +79,7 @@ def test_warming_kernels_compiles_no_graph(recorder: CompileRecorder, monkeypatc
 def test_planned_arms_decode_like_generate_and_compile_nothing_after_warm_up(
     preset: str, policy: dict[str, Any], recorder: CompileRecorder
 ) -> None:
-    arm = ArmConfig.from_preset(preset, engine=ENGINE)
-    arm = arm.replace(compile=arm.compile.replace(**policy))
+    arm = preset_arm(preset, policy)
     runner = runner_for(arm, recorder)
     warm = recorder.drain()
     assert warm
@@ -97,19 +100,15 @@ def test_a_compiled_prefill_computes_the_logits_of_one_position_a_row(
     assert_answers_for_one_position_a_row(preset, head, tmp_path, recorder, monkeypatch)
 
 
-def split_at_two(logits: torch.Tensor) -> torch.Tensor:
-    # a choice by the number of rows: no one graph serves all
-    return logits.argmax(dim=-1) if logits.shape[0] > 2 else logits.max(dim=-1).indices
-
-
 def test_bounds_that_the_model_breaks_cost_graphs_before_serving_and_none_after(
     recorder: CompileRecorder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    def split_at_two(logits: torch.Tensor) -> torch.Tensor:
+        # a choice by the number of rows: no one graph serves all
+        return logits.argmax(dim=-1) if logits.shape[0] > 2 else logits.max(dim=-1).indices
+
     monkeypatch.setattr(steps, "largest", split_at_two)
-    arm = ArmConfig.from_preset("compiled-dynamic", engine=ENGINE)
-    runner = runner_for(
-        arm.replace(compile=arm.compile.replace(backend="aot_eager", options={}, join_projections=False)), recorder
-    )
+    runner = runner_for(preset_arm("compiled-dynamic"), recorder)
     assert "without promised bounds" in caplog.text
     recorder.drain()
     jobs = jobs_for(runner.vocab_size, seed=11)
@@ -121,12 +120,8 @@ def test_bounds_that_the_model_breaks_cost_graphs_before_serving_and_none_after(
 def test_the_longest_context_needs_no_graph_of_its_own(
     recorder: CompileRecorder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    arm = ArmConfig.from_preset(
-        "compiled-strict", engine=EngineConfig(slots=2, max_prompt_tokens=20, max_new_tokens=12)
-    )
-    runner = runner_for(
-        arm.replace(compile=arm.compile.replace(backend="aot_eager", options={}, join_projections=False)), recorder
-    )
+    engine = EngineConfig(slots=2, max_prompt_tokens=20, max_new_tokens=12)
+    runner = runner_for(preset_arm("compiled-strict", engine=engine), recorder)
     assert "without promised bounds" not in caplog.text
     prompt = jobs_for(runner.vocab_size, seed=1, count=1)[0].prompt
     longest = [Job(request_id=str(row), prompt=(prompt * 20)[:20], max_tokens=12, recv_ns=0) for row in range(2)]

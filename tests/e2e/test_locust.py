@@ -8,21 +8,14 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.fakes.inference import Behaviour, ServedFake, serve
+from tests.fakes.inference import Behaviour, serve
 from tests.fakes.processes import PATIENCE_S, free_port, wait_for
 from tests.fakes.whole_run import records, start_locust
 from tests.loadtests.test_chat import CHAT, account, planned, several
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ServedFake]:
-    with serve(Behaviour(token_s=0.002)) as served:
-        yield served
 
 
 @pytest.mark.parametrize(("signal_number", "processes"), [(signal.SIGINT, 1), (signal.SIGTERM, 2)])
@@ -49,7 +42,7 @@ def test_signal_flushes_everything_and_cancels_what_runs(
     assert all("end of the run" in row["error"] for row in cancelled)
 
 
-def test_web_page_starts_stops_and_restarts(server: ServedFake, tmp_path: Path) -> None:
+def test_web_page_starts_stops_and_restarts(tmp_path: Path) -> None:
     port = free_port()
     arguments = ["-f", CHAT, "--web-host", "127.0.0.1", "--web-port", str(port), "--records", str(tmp_path)]
     process = start_locust(*arguments)
@@ -75,14 +68,15 @@ def test_web_page_starts_stops_and_restarts(server: ServedFake, tmp_path: Path) 
         page("/swarm", {**swarm, "host": "nonsense"})
         time.sleep(0.5)
         assert counts() == {"": 0}  # "Aggregated"
-        for trial in (1, 2):
-            page("/swarm", {**swarm, "host": server.target})
-            wait_for(lambda: sum(row["trial"] == trial for row in records(tmp_path)) > 5)  # noqa: B023
-            wait_for(lambda: counts()[""] > 10)
-            seen = counts()
-            assert seen[""] == seen["E2E"]
-            assert 0 < seen["TTFT"] <= seen["E2E"]
-            page("/stop", {"x": "1"})
+        with serve(Behaviour()) as server:
+            for trial in (1, 2):
+                page("/swarm", {**swarm, "host": server.target})
+                wait_for(lambda: sum(row["trial"] == trial for row in records(tmp_path)) > 5)  # noqa: B023
+                wait_for(lambda: counts()[""] > 10)
+                seen = counts()
+                assert seen[""] == seen["E2E"]
+                assert 0 < seen["TTFT"] <= seen["E2E"]
+                page("/stop", {"x": "1"})
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=PATIENCE_S)
     finally:

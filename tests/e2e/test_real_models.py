@@ -39,11 +39,6 @@ from tests.servers.test_parity import (
 __all__ = ["end_replicas"]
 
 
-def naive() -> ArmConfig:
-    arm = ArmConfig.from_preset("compiled-naive", engine=ENGINE)
-    return arm.replace(compile=arm.compile.replace(backend="eager"))
-
-
 def test_a_drained_replica_finishes_running_answers(tmp_path: Path) -> None:
     replica = start(tmp_path, ArmConfig(name="drains", engine=ENGINE))
     replica.wait_warm()
@@ -64,7 +59,8 @@ def test_an_engine_that_cannot_start_is_reported_and_ends_the_replica(tmp_path: 
 
 
 def test_a_replica_records_no_request_of_its_own_and_reports_a_compile_while_it_runs(tmp_path: Path) -> None:
-    replica = start(tmp_path, naive())
+    arm = ArmConfig.from_preset("compiled-naive", engine=ENGINE)
+    replica = start(tmp_path, arm.replace(compile=arm.compile.replace(backend="eager")))
     assert replica.wait_warm()[-1].stage == "serving"
     counters = replica.counters()
     assert {counters[key] for key in ("requests", "output_tokens", "steps", "in_flight")} == {0}

@@ -72,7 +72,6 @@ class Arm(inference_pb2_grpc.InferenceServicer, telemetry_pb2_grpc.TelemetryServ
         self._device = threading.Lock()
         self._seen: set[int] = set()
         self._compiled_s = time.monotonic()
-        self._steps = 0
         self._compiles = 0
         self._closed = False
 
@@ -128,16 +127,15 @@ class Arm(inference_pb2_grpc.InferenceServicer, telemetry_pb2_grpc.TelemetryServ
 
     def run_first_step(self, kind: str, request_id: str, length: int, seconds: float) -> FirstStep:
         """Run a request's first step alone on the device, after a compile where the size is new to the arm."""
-        with self._lock:
-            self.answered += 1
-            batch = self._steps
-            self._steps += 1
         stall_ns = 0
         with self._device:
-            start = now_ns()
-            if self.compiles(length):
-                step: dict[str, Any] = {"start_ns": start, "shape": f"1x{length}", "batch_id": batch}
+            start, batch = now_ns(), self.answered
+            compiles = self.compiles(length)
+            step: dict[str, Any] = {"start_ns": start, "shape": f"1x{length}", "batch_id": batch}
+            if compiles:
                 self.under_way(**step)
+            self.answered += 1  # at a number of these the arm may die, after what it published
+            if compiles:
                 time.sleep(self.stall_s)
                 stall_ns = now_ns() - start
                 self.under_way(end_ns=start + stall_ns, **step)
@@ -217,7 +215,7 @@ class Arm(inference_pb2_grpc.InferenceServicer, telemetry_pb2_grpc.TelemetryServ
             replica=self.replica,
             config_json=json.dumps(self.config.to_dict()),
             versions={"fake": "1"},
-            counters={"answered": self.answered, "compile_events": self._compiles, "steps": self._steps},
+            counters={"answered": self.answered, "compile_events": self._compiles, "steps": self.answered},
             memory_bytes={"weights": 1024},
             startup_ns={"load": 10_000_000},
             device=self.config.model.device,
@@ -321,7 +319,7 @@ class TokenGate(grpc.ServerInterceptor):
         )
 
 
-def parser() -> argparse.ArgumentParser:
+def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--port", type=int, default=0)
@@ -341,11 +339,7 @@ def parser() -> argparse.ArgumentParser:
         parser.add_argument(f"--{name}", action="append", default=[], metavar="REPLICA=VALUE")
     for name in ("die-last", "fail-start", "never-ready"):
         parser.add_argument(f"--{name}", action="append", default=[], metavar="REPLICA")
-    return parser
-
-
-def main() -> None:
-    options = parser().parse_args()
+    options = parser.parse_args()
 
     def own(items: Sequence[str], otherwise: Any) -> str:
         return str(dict(item.split("=") for item in items).get(options.replica, otherwise))
@@ -389,7 +383,7 @@ def main() -> None:
         if freezes_at and arm.answered >= freezes_at:
             os.kill(os.getpid(), signal.SIGSTOP)
         if dies_at and arm.answered >= dies_at:
-            time.sleep(0.2)  # until its watchers have what this request published
+            time.sleep(0.2)  # until its watchers have what it published
             print("Fatal: the device fell off the bus", file=sys.stderr, flush=True)
             os._exit(9)
     arm.close()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import trustme
 
 from tailgate.loadtests.workers.channel import TOKEN_VARIABLE as CHANNEL_VARIABLE
 from tests.fakes.processes import Listener, command_of, family, listeners
-from tests.fakes.whole_run import ROOT
+from tests.fakes.whole_run import FAKE_ARM, ROOT
 
 
 @dataclass(frozen=True)
@@ -35,21 +37,17 @@ def make_certificates(folder: Path, *names: str) -> Certificates:
     server = authority.issue_cert(*(names or ("127.0.0.1", "localhost")))
     client = authority.issue_cert("load@tailgate.test")
 
-    def write(blob: trustme.Blob, name: str) -> str:
-        blob.write_to_path(str(folder / name))
-        return str(folder / name)
-
-    def chain(leaf: trustme.LeafCert, name: str) -> str:
-        (folder / name).write_bytes(b"".join(blob.bytes() for blob in leaf.cert_chain_pems))
+    def write(name: str, *blobs: trustme.Blob) -> str:
+        (folder / name).write_bytes(b"".join(blob.bytes() for blob in blobs))
         return str(folder / name)
 
     return Certificates(
-        ca=write(authority.cert_pem, "ca.pem"),
-        other_ca=write(other.cert_pem, "other-ca.pem"),
-        certificate=chain(server, "server.pem"),
-        key=write(server.private_key_pem, "server-key.pem"),
-        client_certificate=chain(client, "client.pem"),
-        client_key=write(client.private_key_pem, "client-key.pem"),
+        ca=write("ca.pem", authority.cert_pem),
+        other_ca=write("other-ca.pem", other.cert_pem),
+        certificate=write("server.pem", *server.cert_chain_pems),
+        key=write("server-key.pem", server.private_key_pem),
+        client_certificate=write("client.pem", *client.cert_chain_pems),
+        client_key=write("client-key.pem", client.private_key_pem),
     )
 
 
@@ -158,3 +156,30 @@ def _rows(content: bytes) -> Iterator[str]:
     with contextlib.suppress(pa.ArrowInvalid, OSError), pa.ipc.open_stream(content) as stream:
         for batch in stream:
             yield str(batch.to_pylist())
+
+
+def listening() -> dict[str, str]:
+    """Return the sockets and their default addresses in "What listens where" of docs/how-to/security.md."""
+    text = (ROOT / "docs" / "how-to" / "security.md").read_text()
+    section = text.partition("## What listens where")[2].partition("\n## ")[0]
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if line.startswith("|")]
+    assert cells[0][:2] == ["what", "by default"]
+    return {what: where for what, where, *_ in cells[2:]}
+
+
+def _row_of(found: Listener) -> str:
+    if re.match(r"\S*envoy\S* ", found.command):
+        return "Envoy's admin interface" if not found.port else "the splitter"
+    rows = {"commands.main import main": "the live page", str(FAKE_ARM): "an arm"}
+    rows["--trial "] = "Locust's master of a run"
+    return next((row for part, row in rows.items() if part in found.command), found.command)
+
+
+def check_listeners(found: Iterable[Listener], rows: Mapping[str, int]) -> None:
+    """Check that `rows` sockets of each row listen at their default address, and no others."""
+    # A process that has not begun its own program yet holds the sockets of its parent.
+    places = {(_row_of(item), item.address, item.port) for item in found}
+    assert Counter(row for row, _, _ in places) == rows, found
+    for row, address, _ in places:
+        (default,) = (where for what, where in listening().items() if what.startswith(row))
+        assert address.startswith("/") if default == "a Unix socket" else address == default, row

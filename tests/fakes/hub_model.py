@@ -1,7 +1,4 @@
-"""A folder as from_pretrained expects it: a tiny Llama with random weights, its tokenizer and a chat template.
-
-Written without torch and transformers, which take longer to import than such a model takes to run.
-"""
+"""A folder as from_pretrained expects it: a tiny Llama with random weights, its tokenizer and a chat template."""
 
 from __future__ import annotations
 
@@ -9,9 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from safetensors.numpy import save_file
+import torch
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM
 
 # A token each, with the space before it; a byte-level vocabulary would stream broken characters.
 WORDS = tuple(f"{start}{middle}{end}" for start in "bdfgklmnprst" for middle in "aeiou" for end in "lnrst")
@@ -46,29 +44,9 @@ def make(folder: Path, *, hidden: int = 32, inner: int = 64) -> Path:
     }
     for name, table in tables.items():
         (folder / f"{name}.json").write_text(json.dumps(table))
-    save_file(weights(len(vocabulary), hidden, inner), folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
-
-
-def weights(vocabulary: int, hidden: int, inner: int) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the weights by the names that transformers gives them."""
-    rng = np.random.default_rng(0)
-
-    def matrix(rows: int, columns: int) -> np.ndarray[Any, Any]:
-        return rng.normal(0.0, 0.3, (rows, columns)).astype(np.float32)
-
-    one = np.ones(hidden, dtype=np.float32)
-    layer = "model.layers.0"
-    head = matrix(vocabulary, hidden)
+    torch.manual_seed(0)
+    weights = LlamaForCausalLM(LlamaConfig(**config, initializer_range=0.3)).state_dict()
     # The end of text must stay out of greedy answers, or their length would be the weights' choice.
-    head[: len(SPECIAL)] = 0.0
-    return {
-        "model.embed_tokens.weight": matrix(vocabulary, hidden),
-        **{f"{layer}.self_attn.{name}_proj.weight": matrix(hidden, hidden) for name in "qkvo"},
-        **{f"{layer}.mlp.{name}_proj.weight": matrix(inner, hidden) for name in ("gate", "up")},
-        f"{layer}.mlp.down_proj.weight": matrix(hidden, inner),
-        f"{layer}.input_layernorm.weight": one,
-        f"{layer}.post_attention_layernorm.weight": one,
-        "model.norm.weight": one,
-        "lm_head.weight": head,
-    }
+    weights["lm_head.weight"][: len(SPECIAL)] = 0.0
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder

@@ -6,12 +6,12 @@ process: grpcio's threads must not share a process with code under gevent.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import dataclasses
 import itertools
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -79,8 +79,8 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
             if not ended and behaviour.token_s:
                 gone.wait(behaviour.token_s)
         end_ns, prompt = now_ns(), len(request.token_ids.ids) or len(request.text)
-        arm = behaviour.arm or dict(context.invocation_metadata()).get("x-tailgate-arm", "")
-        server = {"arm": arm, "replica": behaviour.replica or f"{arm}-0", "batch_id": number}
+        replica = behaviour.replica or f"{behaviour.arm}-0"
+        server = {"arm": behaviour.arm, "replica": replica, "batch_id": number}
         sizes = {"batch_size": 1, "padded_batch": 2, "padded_length": prompt + 1, "prompt_tokens": prompt}
         times = {"queue_ns": first_ns - recv_ns, "prefill_ns": 1_000_000, "decode_ns": end_ns - first_ns}
         times |= {"compile_stall_ns": int(stall_s * 1e9), "recv_ns": recv_ns, "end_ns": end_ns}
@@ -96,33 +96,28 @@ class ServedFake:
 
 @contextlib.contextmanager
 def serve(behaviour: Behaviour, port: int = 0) -> Iterator[ServedFake]:
-    settings = ("--port", str(port), "--behaviour", json.dumps(dataclasses.asdict(behaviour)))
-    with spawned("tests.fakes.inference", *settings) as (_, bound):
+    words = (str(port), json.dumps(dataclasses.asdict(behaviour)))
+    with spawned("tests.fakes.inference", *words) as (_, bound):
         yield ServedFake(f"127.0.0.1:{bound}")
 
 
-async def main() -> None:
+async def main(port: str, described: str) -> None:
     """Serve until a signal ends the process. Print the port as one JSON line."""
-    parser = argparse.ArgumentParser(description="A fake Inference server for tests.")
-    parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--behaviour", default="{}")
-    options = parser.parse_args()
-    behaviour = Behaviour(**json.loads(options.behaviour))
+    behaviour = Behaviour(**json.loads(described))
     interceptors = (TokenCheck(behaviour.token),) if behaviour.token else ()
     # grpcio runs the servicer on threads.
     server = grpc.aio.server(ThreadPoolExecutor(128), options=[("grpc.so_reuseport", 0)], interceptors=interceptors)
     add_inference(server, FakeInference(behaviour))
-    address = f"127.0.0.1:{options.port}"
+    address = f"127.0.0.1:{port}"
     if behaviour.certificate:
         pair = (Path(behaviour.key).read_bytes(), Path(behaviour.certificate).read_bytes())
-        credentials = grpc.ssl_server_credentials([pair])
-        port = server.add_secure_port(address, credentials)
+        bound = server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
     else:
-        port = server.add_insecure_port(address)
+        bound = server.add_insecure_port(address)
     await server.start()
-    print(json.dumps({"port": port}), flush=True)
+    print(json.dumps({"port": bound}), flush=True)
     await server.wait_for_termination()
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    asyncio.run(main(*sys.argv[1:]))

@@ -45,10 +45,9 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FakeMachines:
-    """The machines of a run: `cards` of one model, on which arms sit and change places from trial to trial."""
+    """The machines of a run: `cards` of one kind, on which arms sit and change places from trial to trial."""
 
     cards: int = 2
-    model: str = "NVIDIA H200"
     swap: bool = True
     locked: bool = True
     sampled: bool = True
@@ -73,7 +72,7 @@ class FakeMachines:
             "machines": {"run": {"machine": "c0ffee123456", "cpu": "AMD EPYC 9454", "cpus": 16}},
             "devices": {
                 name: {
-                    "name": self.model,
+                    "name": "NVIDIA H200",
                     "uuid": f"GPU-{index}",
                     "power_limit_w": LIMIT_W * self._size("power_limit", name, trial),
                 }
@@ -269,9 +268,11 @@ class FakeNvml:
     nvmlMemory_v2 = 2  # noqa: N815
 
     def __init__(self, cards: Sequence[FakeCard], *, parts: Sequence[FakeCard] = (), missing: str = "") -> None:
-        self._cards = list(cards)
-        self._parts = {part.uuid: part for part in parts}
         self._missing = missing
+        self.nvmlSystemGetDriverVersion = lambda: "580.159.04"
+        self.nvmlDeviceGetCount = lambda: len(cards)
+        self.nvmlDeviceGetHandleByIndex = cards.__getitem__
+        self.nvmlDeviceGetHandleByUUID = {part.uuid: part for part in parts}.__getitem__
         values: dict[str, Callable[..., Any]] = {
             "GetUUID": lambda card: card.uuid,
             "GetName": lambda card: card.name,
@@ -284,7 +285,9 @@ class FakeNvml:
             "GetCudaComputeCapability": lambda card: [9, 0],
             "GetTemperature": lambda card, sensor: 41,
             "GetUtilizationRates": lambda card: SimpleNamespace(gpu=card.utilisation),
-            "GetComputeRunningProcesses": lambda card: _listed(card.processes),
+            "GetComputeRunningProcesses": lambda card: [
+                SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in card.processes.items()
+            ],
             "GetGraphicsRunningProcesses": lambda card: [],
         }
         for name, value in values.items():
@@ -293,18 +296,6 @@ class FakeNvml:
     def nvmlInit(self) -> None:  # noqa: N802
         if self._missing:
             raise FakeNVMLError(self._missing)
-
-    def nvmlSystemGetDriverVersion(self) -> str:  # noqa: N802
-        return "580.159.04"
-
-    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
-        return len(self._cards)
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> FakeCard:  # noqa: N802
-        return self._cards[index]
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> FakeCard:  # noqa: N802
-        return self._parts[uuid]
 
     def nvmlDeviceGetMemoryInfo(self, card: FakeCard, version: int | None = None) -> Any:  # noqa: N802
         if "nvmlDeviceGetMemoryInfo" in card.refused or (version and "nvmlMemory_v2" in card.refused):
@@ -320,7 +311,3 @@ def _refusing(name: str, value: Callable[..., Any]) -> Callable[..., Any]:
         return value(card, *arguments)
 
     return call
-
-
-def _listed(processes: dict[int, int | None]) -> list[Any]:
-    return [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in processes.items()]

@@ -28,7 +28,7 @@ from tailgate.servers.rpc import inference_pb2, inference_pb2_grpc
 from tailgate.servers.splitter.admin import Admin, live_shares
 from tests.fakes.grpc_servers import spawned
 from tests.fakes.processes import free_port, wait_for
-from tests.fakes.whole_run import command, environment
+from tests.fakes.whole_run import environment
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,6 @@ class Production:
     folder: Path
     arms: Sequence[str] = ("eager", "compiled-padded")
     flags: dict[str, Sequence[str]] = field(default_factory=dict)
-    rate: float = 80.0
     answers: list[Answer] = field(default_factory=list)
     ports: dict[str, int] = field(default_factory=dict)
     children: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
@@ -83,17 +82,14 @@ class Production:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    @property
-    def admin(self) -> Admin:
-        return Admin(f"127.0.0.1:{self.ports['admin']}")
-
     def _serves(self) -> bool:
-        healthy = self.admin.fetch("GET", "/clusters")[1].count("health_flags::healthy")
-        return healthy == len(self.arms) and self.admin.fetch("GET", "/ready")[0] == 200
+        admin = Admin(f"127.0.0.1:{self.ports['admin']}")
+        healthy = admin.fetch("GET", "/clusters")[1].count("health_flags::healthy")
+        return healthy == len(self.arms) and admin.fetch("GET", "/ready")[0] == 200
 
     def weights(self) -> dict[str, int]:
         """Return what is in force."""
-        return dict(live_shares(self.admin).weights)
+        return dict(live_shares(Admin(f"127.0.0.1:{self.ports['admin']}")).weights)
 
     def kill(self, name: str) -> None:
         self.children[name].send_signal(signal.SIGKILL)
@@ -109,16 +105,13 @@ class Production:
             text=True,
         )
 
-    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return command([sys.executable, "-m", "tailgate.loadtests.commands.main", *arguments], self.folder)
-
     def _send(self) -> None:
         rng = random.Random(5)
         options = [("grpc.max_reconnect_backoff_ms", 200), ("grpc.initial_reconnect_backoff_ms", 100)]
         address = f"127.0.0.1:{self.ports['split']}"
         with grpc.insecure_channel(address, options=options) as channel, ThreadPoolExecutor(64) as pool:
             stub = inference_pb2_grpc.InferenceStub(channel)
-            while not self._stopped.wait(rng.expovariate(self.rate)):
+            while not self._stopped.wait(rng.expovariate(80.0)):
                 pool.submit(self._ask, stub, rng.randint(8, 120), rng.randint(2, 8))
 
     def _ask(self, stub: Any, length: int, tokens: int) -> None:

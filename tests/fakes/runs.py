@@ -33,6 +33,7 @@ from tests.fakes.machines import FakeMachines
 
 SECOND = 1_000_000_000
 SENT_NS = 200_000  # after it was due
+BLOCK_S = 30  # also the turn of an arm under a switchback
 SEPARATE_DAYS = 120  # of runs whose trials do not take turns
 
 
@@ -51,21 +52,6 @@ class Compile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Startup:
-    """What an arm reported of its start: the seconds of each shape that it warmed."""
-
-    warmed: Mapping[str, float]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as a trial's record holds it."""
-        seconds = {"process": 1.27, "import": 2.85, "load": 0.9, **self.warmed, "other": 0.04}
-        return {
-            "items_ns": {item: int(spent_s * SECOND) for item, spent_s in seconds.items()},
-            "memory_bytes": {"weights": 6_815_744, "kv_cache": 3_932_160, "process_peak": 604_110_848},
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FakeArm:
     """How one arm behaves."""
 
@@ -80,7 +66,7 @@ class FakeArm:
     enabled: bool = True
     holds_rps: float = float("inf")  # requests/s that it can begin; others wait
     padding: float = 4 / 3  # padded tokens over real ones, of its steps
-    startup: Startup | None = None
+    warmed: Mapping[str, float] = field(default_factory=dict)  # seconds of its start by shape, where it reports them
     decode: float = 1.0  # its time by token, over that which `ratio` says
 
 
@@ -99,7 +85,6 @@ class FakeRun:
     task: str = "generate"  # "embed": requests have an end and no tokens
     design: str = "mirrored"
     duration_s: float = 780.0
-    turn_s: float = 30.0  # of an arm under a switchback
     trials: int = 1
     rate: float = 4.0
     drift: float = 0.15  # spread of the shared drift, in log scale
@@ -119,7 +104,6 @@ class FakeRun:
     day: int = 0  # on which it ran; a trial takes more than one, see SEPARATE_DAYS
     day_ratio: float = 1.0  # how much longer everything took on that day
     start_spread: float = 0.0  # of the log latency of an arm over its starts
-    step_kinds: Sequence[str] = ("decode", "prefill")  # in turn; ("encode",) of arms that embed
     checksums: bool = False  # documents have checksums, as those of a real run; so they cannot be edited by tests
 
 
@@ -179,7 +163,7 @@ def _write_trial(folder: Path, run: FakeRun, number: int) -> None:
     start = start_of(number, day=run.day)
     count = int(run.rate * run.duration_s)
     offsets = np.sort(rng.uniform(0.0, run.duration_s, count))
-    blocks = int(run.duration_s // 30) + 1
+    blocks = int(run.duration_s // BLOCK_S) + 1
     shared = _correlated(rng, blocks, run.drift, 0.6)
     own = {arm.name: _correlated(rng, blocks, run.own_drift, run.own_rho) for arm in run.arms}
     tokens = np.clip(rng.lognormal(3.0, 0.5, count), 2, 200).astype(int)
@@ -188,12 +172,12 @@ def _write_trial(folder: Path, run: FakeRun, number: int) -> None:
     levels = run.day_ratio * np.exp(run.start_spread * np.random.default_rng([run.seed, number, 1]).standard_normal(9))
     chosen = rng.choice(len(run.arms), size=count, p=weights / weights.sum())
     if run.design == "switchback":
-        chosen = (offsets // run.turn_s).astype(int) % len(run.arms)
+        chosen = (offsets // BLOCK_S).astype(int) % len(run.arms)
     with RecordWriter(folder / "requests-0.arrow", REQUESTS) as writer:
         for position, arm in enumerate(run.arms):
             noise = 0.05 * rng.standard_normal(count)
             failing = rng.uniform(size=count) < arm.error_share
-            block = (offsets // 30).astype(int)
+            block = (offsets // BLOCK_S).astype(int)
             drift = 0.3 * shape + noise + shared[block] + own[arm.name][block]
             scale = levels[position % 9] * arm.ratio * np.exp(drift)
             if position == 0:
@@ -222,18 +206,23 @@ def _facts(run: FakeRun, number: int, start: int, count: int) -> dict[str, Any]:
             for arm in run.arms
         ],
         **{"start_ns": start, "duration_s": run.duration_s},
-        "block_s": run.turn_s if run.design == "switchback" else 30,
+        "block_s": BLOCK_S,
         **{"open_loop": run.open_loop, "max_concurrency": None, "complete": run.complete, "deaths": []},
         "weights": {arm.name: arm.weight for arm in run.arms},
-        "startup": {
-            arm.name: arm.startup.to_dict()
-            if arm.startup
-            else {"items_ns": {"load": SECOND, "warmup 1x16": 2 * SECOND}}
-            for arm in run.arms
-        },
+        "startup": {arm.name: _startup(arm) for arm in run.arms},
         "planned": {arm.name: count for arm in run.arms} if run.design == "mirrored" else {"*": count},
     }
     return trial
+
+
+def _startup(arm: FakeArm) -> dict[str, Any]:
+    if not arm.warmed:
+        return {"items_ns": {"load": SECOND, "warmup 1x16": 2 * SECOND}}
+    seconds = {"process": 1.27, "import": 2.85, "load": 0.9, **arm.warmed, "other": 0.04}
+    return {
+        "items_ns": {item: int(spent_s * SECOND) for item, spent_s in seconds.items()},
+        "memory_bytes": {"weights": 6_815_744, "kv_cache": 3_932_160, "process_peak": 604_110_848},
+    }
 
 
 def _config(arm: FakeArm) -> dict[str, Any]:
@@ -310,14 +299,15 @@ def _write_telemetry(folder: Path, run: FakeRun, trial: int, start: int, offsets
         RecordWriter(folder / "compile_events.arrow", COMPILE_EVENTS) as events,
         RecordWriter(folder / "steps.arrow", STEPS) as steps,
     ):
+        kinds = ("encode",) if run.task == "embed" else ("decode", "prefill")  # of steps, in turn
         for arm in run.arms:
             common = {"trial": trial, "arm": arm.name, "replica": f"{arm.name}-0"}
             at = start - 9 * SECOND
-            for place, (shape, seconds) in enumerate((arm.startup.warmed if arm.startup else {"1x16": 5.0}).items()):
+            for place, (shape, seconds) in enumerate((arm.warmed or {"1x16": 5.0}).items()):
                 if arm.enabled:
                     name = f"{arm.name}-warm" + (f"-{place}" if place else "")
                     warm = {"event_id": name, "kind": "compile", "phase": "warmup", "shape": shape}
-                    warm |= {"cache": "miss", "backend_ns": int(0.86 * seconds * SECOND)} if arm.startup else {}
+                    warm |= {"cache": "miss", "backend_ns": int(0.86 * seconds * SECOND)} if arm.warmed else {}
                     events.append({**common, **warm, "start_ns": at, "end_ns": at + int(seconds * SECOND)})
                 at -= int(seconds * SECOND)
             for number, compiling in enumerate(arm.compiles):
@@ -331,7 +321,7 @@ def _write_telemetry(folder: Path, run: FakeRun, trial: int, start: int, offsets
             for number in range(20):
                 at = start + (number + 1) * SECOND
                 tokens = {"tokens": 30, "padded_tokens": round(30 * arm.padding)}
-                kind = {"step_id": number, "kind": run.step_kinds[number % len(run.step_kinds)]}
+                kind = {"step_id": number, "kind": kinds[number % len(kinds)]}
                 kind |= {"compiled": arm.enabled and number >= arm.eager_steps, "batch": 3, "padded_batch": 4}
                 steps.append({**common, **tokens, **kind, "start_ns": at, "end_ns": at + 10_000_000})
 

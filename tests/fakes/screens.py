@@ -8,12 +8,12 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
+from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Self
 
-from tests.fakes.processes import PATIENCE_S
+from tests.fakes.processes import PATIENCE_S, wait_for
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = (
@@ -153,13 +153,8 @@ class Tab:
         self.wait_for(f"{text}.replace(/\\s+/g, ' ').includes({json.dumps(words)})")
 
     def wait_for(self, expression: str) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
-            try:
-                if self.evaluate(f"!!({expression})"):
-                    return
-            except BrowserError:  # in the middle of a navigation
-                pass
-            if time.monotonic() > deadline:
-                raise BrowserError(f"not within {PATIENCE_S:g} s: {expression}; complaints: {self.complaints}")
-            time.sleep(0.05)
+        def holds() -> Any:
+            with suppress(BrowserError):  # in the middle of a navigation
+                return self.evaluate(f"!!({expression})")
+
+        wait_for(holds, every_s=0.05, otherwise=lambda: f"{expression}; complaints: {self.complaints}")

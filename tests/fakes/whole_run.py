@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from tailgate.loadtests.trials.context import TrialContext, TrialFacts
 from tailgate.loadtests.trials.run import Orchestrator, RunOutcome
 from tailgate.loadtests.trials.status import ReplicaState, Status
 from tailgate.loadtests.trials.trial_schedule import draw, source_of
+from tests.fakes.processes import family
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE_ARM = ROOT / "tests" / "fakes" / "arm.py"
@@ -118,12 +118,8 @@ def requests(run_dir: Path, trial: str = "trial-*") -> list[dict[str, Any]]:
     return [row for folder in sorted(run_dir.glob(trial)) for row in records(folder)]
 
 
-def children_of_this_process() -> set[str]:
-    found: set[str] = set()
-    for task in Path("/proc/self/task").iterdir():
-        with suppress(OSError):  # the thread has ended since
-            found.update((task / "children").read_text().split())
-    return found
+def children_of_this_process() -> set[int]:
+    return set(family(os.getpid()))
 
 
 def start_locust(*arguments: str) -> subprocess.Popen[str]:

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,11 +43,9 @@ class LiveRun:
 
     def __init__(self, plan: Plan, folder: Path) -> None:
         self.plan = plan
-        self.mark = uuid.uuid4().hex[:12]
         self.setup = arrangement.arranged(plan, folder)
         self._process: subprocess.Popen[bytes] | None = None
         self._read = 0
-        self._phase = ""
         self._seen_s: dict[str, float] = {}  # when each phase was first shown
         self.injected: list[Injected] = []
         self.recorded_before: set[str] = set()
@@ -57,7 +54,7 @@ class LiveRun:
 
     def pids(self, role: str) -> list[int]:
         orchestrator = self._process.pid if self._process.poll() is None else 0
-        return by_role(self.mark, orchestrator).get(role, [])
+        return by_role(self.setup.mark, orchestrator).get(role, [])
 
     def run_dir(self) -> Path | None:
         found = sorted(self.setup.folder.glob("out/*-*/experiment.toml"))
@@ -70,7 +67,7 @@ class LiveRun:
             self._process = process = subprocess.Popen(
                 arrangement.command(self.setup, words),
                 cwd=folder,
-                env=arrangement.environment(self.mark, self.setup),
+                env=arrangement.environment(self.setup),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
@@ -92,30 +89,22 @@ class LiveRun:
                     moment.fault.lift(self)
             if time.monotonic() - sockets_s > _SOCKETS_EVERY_S:
                 sockets_s = time.monotonic()
-                self.commands |= {process.command for process in marked(self.mark).values()}
+                self.commands |= {process.command for process in marked(self.setup.mark).values()}
                 self.sockets |= listeners(process.pid)
             time.sleep(_POLL_S)
-        took_s = time.monotonic() - began_s
         code = process.poll()
         for _, moment in lifts:
             moment.fault.lift(self)
         if code is None:
             process.kill()
             process.wait()
-        return Command(
-            code=code,
-            stdout=_text(folder / "run.out"),
-            stderr=_text(folder / "run.err"),
-            took_s=took_s,
-            limit_s=limit_s,
-        )
+        return Command(code=code, stdout=_text(folder / "run.out"), stderr=_text(folder / "run.err"), limit_s=limit_s)
 
     def follow(self, path: Path) -> None:
         """Read new lines of the file, which holds the run's stderr, for phases."""
         text = _text(path)
         for line in text[self._read : text.rfind("\n") + 1].splitlines():
             if phase := phase_of(line):
-                self._phase = phase
                 self._seen_s.setdefault(phase, time.monotonic())
         self._read = text.rfind("\n") + 1
 
@@ -128,8 +117,7 @@ class LiveRun:
     def _inject(self, moment: Moment) -> None:
         self.recorded_before |= recorded(self.setup.folder)
         at_ns = now_ns()
-        hit = moment.fault.inject(self)
-        self.injected.append(Injected(moment=moment, at_ns=at_ns, phase=self._phase, hit=hit))
+        self.injected.append(Injected(moment=moment, at_ns=at_ns, hit=moment.fault.inject(self)))
 
 
 def phase_of(line: str) -> str:
@@ -144,11 +132,11 @@ def phase_of(line: str) -> str:
 def carry_out(plan: Plan, folder: Path) -> Story:
     """Carry out the plan in the empty folder, end all its processes and return the story."""
     live = LiveRun(plan, folder)
-    scratch = arrangement.temporary(live.mark)
+    scratch = live.setup.scratch
     scratch.mkdir()
     try:
-        with arrangement.companions(plan, live.mark, live.setup) as words:
-            others = set(marked(live.mark))
+        with arrangement.companions(plan, live.setup) as words:
+            others = set(marked(live.setup.mark))
             run = live.carry_out(words)
             if run.code == 2 and not live.injected:
                 raise AssertionError(f"{plan}: the run was refused: {run.stderr}")
@@ -162,7 +150,6 @@ def carry_out(plan: Plan, folder: Path) -> Story:
         return Story(
             plan=plan,
             run=run,
-            run_dir=run_dir,
             injected=tuple(live.injected),
             analysis=analysis,
             summaries=promises.summaries(folder),
@@ -175,7 +162,7 @@ def carry_out(plan: Plan, folder: Path) -> Story:
             tracebacks=promises.tracebacks((folder, scratch)),
         )
     finally:
-        for pid in marked(live.mark):
+        for pid in marked(live.setup.mark):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         shutil.rmtree(scratch, ignore_errors=True)
@@ -203,7 +190,7 @@ def _gone(live: LiveRun, others: set[int]) -> tuple[float, list[str]]:
     """Return how long processes took to end, without `others` and their children, and what is left after `_GOES_S`."""
     began_s = time.monotonic()
     while True:
-        every = marked(live.mark)
+        every = marked(live.setup.mark)
         rest = {pid: process for pid, process in every.items() if not others & ancestry(process, every)}
         took_s = time.monotonic() - began_s
         if not rest or took_s > _GOES_S:
@@ -225,12 +212,12 @@ def _left_in(temporary: Path) -> list[str]:
 
 
 def _analyzed(live: LiveRun, run_dir: Path) -> Command:
-    began_s = time.monotonic()
+    unharmed = Setup(folder=live.setup.folder, mark=live.setup.mark)
     try:
         done = subprocess.run(
-            arrangement.tailgate("analyze", str(run_dir)),
-            cwd=live.setup.folder,
-            env=arrangement.environment(live.mark, Setup(folder=live.setup.folder)),
+            arrangement.tailgate("analyze", str(run_dir), "--json"),
+            cwd=unharmed.folder,
+            env=arrangement.environment(unharmed),
             capture_output=True,
             text=True,
             timeout=_ANALYZE_S,
@@ -239,7 +226,7 @@ def _analyzed(live: LiveRun, run_dir: Path) -> Command:
         code, out, err = done.returncode, done.stdout, done.stderr
     except subprocess.TimeoutExpired:
         code, out, err = None, "", ""
-    return Command(code=code, stdout=out, stderr=err, took_s=time.monotonic() - began_s, limit_s=_ANALYZE_S)
+    return Command(code=code, stdout=out, stderr=err, limit_s=_ANALYZE_S)
 
 
 def _text(path: Path) -> str:
@@ -256,7 +243,7 @@ def holds(planned: Plan, keep: Path | None) -> bool:
         if broken and keep is not None:
             shutil.copytree(folder, keep / f"seed-{planned.seed}", dirs_exist_ok=True)
     hit = "; ".join(f"{item.moment.fault.name} hit {item.hit or 'nothing'}" for item in story.injected)
-    print(f"  {hit or 'no fault'}: {story.verdict} ({story.run.code}), {broken or 'all held'}", flush=True)
+    print(f"  {hit or 'no fault'}: {story.run.verdict} ({story.run.code}), {broken or 'all held'}", flush=True)
     return not broken
 
 

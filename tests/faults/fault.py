@@ -6,6 +6,7 @@ import abc
 import contextlib
 import random
 import sys
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,16 +41,22 @@ class Setup:
 
     `settings` are those of --set, `environment` is added to that of every process. `arm_command` starts an arm
     with `arm_flags`. `disk` is a tests.faults.storage.Disk that holds the results. `closing` is
-    closed last.
+    closed last. `mark` is in the environment of its processes.
     """
 
     folder: Path
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     settings: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
     arm_flags: list[str] = field(default_factory=list)
     arm_command: list[str] = field(default_factory=lambda: [sys.executable, str(FAKE_ARM)])
     disk: Any = None
     closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+
+    @property
+    def scratch(self) -> Path:
+        """The folder for temporary files, whose path is short because sockets have short names."""
+        return Path(f"/tmp/tgf-{self.mark}")
 
 
 @dataclass(eq=False, kw_only=True)

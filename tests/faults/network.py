@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import random
-from contextlib import suppress
 from pathlib import Path
 
 from tests.faults.fault import ARMS, CANDIDATE, CONTROL, Fault, Live, Moment, Setup, Situation, some_instant
 from tests.faults.processes import MANAGED
-from tests.faults.relay import FAIR, VARIABLE, Weather, order
+from tests.faults.relay import FAIR, VARIABLE, Weather, change
 
-# None: one reset of all connections.
-WEATHERS: dict[str, Weather | None] = {
+WEATHERS = {
     "200 ms more": Weather(delay_s=0.2),
     "a slow reader": Weather(bytes_per_s=3000.0),
     "silence": Weather(held=True),
     "no connection": Weather(refused=True),
-    "a reset": None,
+    "a reset": Weather(reset=True),
 }
 _SILENT_S = 60.0  # until health checks, telemetry and final snapshots of a silent arm are given up
 _RELAYED = str(Path(__file__).with_name("relay.py"))
@@ -36,27 +34,27 @@ class Network(Fault):
         self._weather, self._where = weather, where
 
     def arrange(self, setup: Setup) -> None:
-        """Put a relay in front of every arm; each writes the port of its orders to `relays/*.relay`."""
+        """Put a relay in front of every arm; each follows a file of `relays/*.weather`."""
         if _RELAYED not in setup.arm_command:
             setup.arm_command.insert(1, _RELAYED)
         (setup.folder / "relays").mkdir(exist_ok=True)
         setup.environment[VARIABLE] = str(setup.folder / "relays")
 
     def inject(self, live: Live) -> str:
-        return self._order(live, WEATHERS[self._weather])
+        return self._change(live, WEATHERS[self._weather])
 
     def lift(self, live: Live) -> None:
-        self._order(live, FAIR)
+        self._change(live, FAIR)
 
-    def _order(self, live: Live, weather: Weather | None) -> str:
-        reached = 0
-        for path in sorted((live.setup.folder / "relays").glob("*.relay")):
-            arm = CONTROL if path.name.startswith("eager-") else CANDIDATE
-            if arm == self._where:
-                with suppress(OSError, ValueError):  # it ended with its arm, or has not started
-                    order(int(path.read_text()), weather)
-                    reached += 1
-        return f"{reached} relays" if reached else ""
+    def _change(self, live: Live, weather: Weather) -> str:
+        relays = [
+            path
+            for path in (live.setup.folder / "relays").glob("*.weather")
+            if (CONTROL if path.name.startswith("eager-") else CANDIDATE) == self._where
+        ]
+        for path in relays:
+            change(path, weather)
+        return f"{len(relays)} relays" if relays else ""
 
 
 def draw(rng: random.Random, situation: Situation) -> Moment | None:

@@ -49,7 +49,6 @@ class Plan:
     kind: Kind
     truth: Truth
     family: Family
-    quick: bool
     duration_s: float
     moments: tuple[Moment, ...] = ()
 
@@ -90,9 +89,7 @@ def plan(seed: int, *, quick: bool = False, families: Sequence[str] = tuple(FAMI
         moment = FAMILIES[rng.choice(list(families))](rng, situation)
         if moment is not None:
             moments.append(moment)
-    return Plan(
-        seed=seed, kind=kind, truth=truth, family=family, quick=quick, duration_s=duration_s, moments=tuple(moments)
-    )
+    return Plan(seed=seed, kind=kind, truth=truth, family=family, duration_s=duration_s, moments=tuple(moments))
 
 
 def covering(count: int, family: str) -> list[int]:
@@ -180,15 +177,10 @@ _FLAGS: dict[Truth, list[str]] = {
 ANSWERS = "answers.txt"
 
 
-def environment(plan_mark: str, setup: Setup) -> dict[str, str]:
+def environment(setup: Setup) -> dict[str, str]:
     """Return the environment of all processes of a run: mark, secrets, one clock and a temporary folder."""
-    given = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", MARK: plan_mark, "TMPDIR": str(temporary(plan_mark))}
+    given = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", MARK: setup.mark, "TMPDIR": str(setup.scratch)}
     return {**os.environ, **given, **SECRETS, **anchored_environment(), **setup.environment}
-
-
-def temporary(plan_mark: str) -> Path:
-    """Return the folder for temporary files, whose path is short because sockets have short names."""
-    return Path(f"/tmp/tgf-{plan_mark}")
 
 
 def experiment(plan: Plan, address: str = "") -> str:
@@ -220,7 +212,7 @@ def arranged(plan: Plan, folder: Path) -> Setup:
 
 
 @contextlib.contextmanager
-def companions(plan: Plan, mark: str, setup: Setup) -> Iterator[list[str]]:
+def companions(plan: Plan, setup: Setup) -> Iterator[list[str]]:
     """Start what the run needs and yield the words of its command line."""
     folder = setup.folder
     settings = [word for setting in setup.settings for word in ("--set", setting)]
@@ -237,11 +229,11 @@ def companions(plan: Plan, mark: str, setup: Setup) -> Iterator[list[str]]:
                 words = ["run", *common, "--set", "traffic.workers=0", "--set", "traffic.remote_workers=1"]
                 words += ["--set", f"traffic.master_bind={master}"]
                 worker = ["worker", "--master", master, "--keep", "kept", "--trials", "1"]
-                stack.enter_context(_running(tailgate(*worker), "worker", mark, setup))
+                stack.enter_context(_running(tailgate(*worker), "worker", setup))
             case "external":
                 words = ["run", *common]
                 server = [sys.executable, "-m", "tests.fakes.http_servers", "0", str(folder / "server.log")]
-                stack.enter_context(_running(server, "server", mark, setup))
+                stack.enter_context(_running(server, "server", setup))
                 said = folder / "server.out"
                 address = wait_for(lambda: re.search(r"serving (\S+)/v1, log .*\n", said.read_text()))[1]
             case _:
@@ -261,8 +253,8 @@ def tailgate(*words: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def _running(words: list[str], name: str, mark: str, setup: Setup) -> Iterator[None]:
-    given = environment(mark, setup)
+def _running(words: list[str], name: str, setup: Setup) -> Iterator[None]:
+    given = environment(setup)
     with (setup.folder / f"{name}.out").open("wb") as out, (setup.folder / f"{name}.err").open("wb") as err:
         process = subprocess.Popen(words, cwd=setup.folder, env=given, stdout=out, stderr=err)
     try:

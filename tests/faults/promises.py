@@ -18,11 +18,10 @@ from tests.faults.plan import SECRETS, Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Injected:
-    """A fault that was injected: when, in which phase, and what it hit."""
+    """A fault that was injected: when, and what it hit."""
 
     moment: Moment
     at_ns: int
-    phase: str
     hit: str
 
 
@@ -42,7 +41,6 @@ class Command:
     code: int | None
     stdout: str
     stderr: str
-    took_s: float
     limit_s: float
 
     @property
@@ -54,6 +52,11 @@ class Command:
         except ValueError:
             return {}
         return line if isinstance(line, dict) else {}
+
+    @property
+    def verdict(self) -> str | None:
+        """The verdict in that line, which of `analyze` is a whole summary."""
+        return self.line.get("verdict", self.line.get("overall"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +70,6 @@ class Story:
 
     plan: Plan
     run: Command
-    run_dir: Path | None
     injected: tuple[Injected, ...] = ()
     analysis: Command | None = None
     summaries: tuple[Mapping[str, Any] | str, ...] = ()
@@ -78,11 +80,6 @@ class Story:
     gone_after_s: float = 0.0
     leaks: tuple[str, ...] = ()
     tracebacks: tuple[str, ...] = ()
-
-    @property
-    def verdict(self) -> str | None:
-        said = self.run.line.get("verdict")
-        return None if said is None else str(said)
 
     @property
     def was_killed(self) -> bool:
@@ -169,7 +166,7 @@ def no_wrong_pass(story: Story) -> list[str]:
 
 def no_wrong_blame(story: Story) -> list[str]:
     """A good candidate does not fail by what hit others."""
-    if story.plan.is_bad or story.plan.hurts() or story.verdict != "FAIL":
+    if story.plan.is_bad or story.plan.hurts() or story.run.verdict != "FAIL":
         return []
     return [f"a good candidate failed, which no fault hit: {story.run.line.get('headline')}"]
 
@@ -205,9 +202,7 @@ def records_stay(story: Story) -> list[str]:
 def _unrecorded(story: Story) -> list[Answered]:
     """Return the answers before the recorder ended that are not recorded."""
     return [
-        row
-        for row in story.answered
-        if row.request_id and row.request_id not in story.recorded and _before_end_s(story, row.at_ns) > 0
+        row for row in story.answered if row.request_id not in story.recorded and _before_end_s(story, row.at_ns) > 0
     ]
 
 
@@ -244,7 +239,7 @@ def can_be_judged(story: Story) -> list[str]:
     if command is None or command.code is None:
         return []
     if command.code in VERDICTS:
-        said = command.line.get("verdict")
+        said = command.verdict
         return [] if said == VERDICTS[command.code] else [f"exit code {command.code} with verdict {said}"]
     lines = [line for line in command.stderr.splitlines() if line.startswith("tailgate: ")]
     return [] if command.code in BROKE and len(lines) == 1 else [f"exit code {command.code}: {command.stderr[-300:]!r}"]
@@ -280,8 +275,8 @@ def goes_on(story: Story) -> list[str]:
         usual = (*usual, "FAIL")
     line, reason = story.run.line, _complaint(story.run) or story.run.stderr[-200:]
     breaches = [] if line.get("complete") is True else [f"the run is not complete: {reason}"]
-    if story.verdict not in usual:
-        breaches.append(f"the verdict is {story.verdict}, and not {' or '.join(usual)}: {line.get('headline')}")
+    if story.run.verdict not in usual:
+        breaches.append(f"the verdict is {story.run.verdict}, and not {' or '.join(usual)}: {line.get('headline')}")
     return breaches
 
 
@@ -305,7 +300,7 @@ def breaches(story: Story) -> dict[str, list[str]]:
 
 
 def _passed(command: Command) -> bool:
-    return command.code == 0 or command.line.get("verdict") == "PASS"
+    return command.code == 0 or command.verdict == "PASS"
 
 
 def _role(arm: str) -> str:

@@ -1,8 +1,7 @@
 """A TCP relay that delays, holds, resets or refuses connections.
 
 `python tests/faults/relay.py ARM WORDS` starts an arm and prints its line with the port of a relay to it. The relay
-takes orders at the port in `REPLICA.relay` in the folder that the variable `VARIABLE` names: one line of JSON with the
-fields of `Weather`, or {"reset": true}. The answer is "done".
+follows the file `REPLICA.weather` in the folder that the variable `VARIABLE` names: JSON with the fields of `Weather`.
 """
 
 from __future__ import annotations
@@ -31,12 +30,13 @@ _POLL_S = 0.01
 @dataclass(frozen=True, slots=True)
 class Weather:
     """Each piece arrives `delay_s` late; at most `bytes_per_s` are read (0: any); `held`: nothing passes; `refused`:
-    connections are reset, and no new one is accepted."""
+    connections are reset, and no new one is accepted; `reset`: they are reset once."""
 
     delay_s: float = 0.0
     bytes_per_s: float = 0.0
     held: bool = False
     refused: bool = False
+    reset: bool = False
 
 
 FAIR = Weather()
@@ -56,15 +56,21 @@ class Relay:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port, limit=PIECE)
         self.port = self._server.sockets[0].getsockname()[1]
 
-    async def change(self, weather: Weather) -> None:
-        was, self.weather = self.weather, weather
-        if weather.refused and not was.refused and self._server is not None:
-            self._server.close()
-            self.reset()
-        if was.refused and not weather.refused:
-            await self.start()
+    async def follow(self, path: Path) -> None:
+        """Change with the weather in the file, which this writes first."""
+        change(path, self.weather)
+        while True:
+            await asyncio.sleep(_POLL_S)
+            with contextlib.suppress(OSError, ValueError):  # it is being written
+                was, self.weather = self.weather, Weather(**json.loads(path.read_text()))
+                if self.weather.refused and not was.refused and self._server is not None:
+                    self._server.close()
+                if (self.weather.refused, self.weather.reset) > (was.refused, was.reset):
+                    self._reset()
+                if was.refused and not self.weather.refused:
+                    await self.start()
 
-    def reset(self) -> None:
+    def _reset(self) -> None:
         """End every connection with a reset on both sides."""
         for writer in list(self._writers):
             with contextlib.suppress(OSError):
@@ -106,34 +112,9 @@ class Relay:
             await asyncio.sleep(_POLL_S)
 
 
-async def serve(target: tuple[str, int]) -> tuple[Relay, int]:
-    """Start a relay to `target` and return it with the port where it takes orders."""
-    relay = Relay(target)
-    await relay.start()
-
-    async def obey(orders: asyncio.StreamReader, answers: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, asyncio.CancelledError):  # the relay ends; asyncio would print a traceback
-            while line := await orders.readline():
-                order = json.loads(line)
-                if order.pop("reset", False):
-                    relay.reset()
-                else:
-                    await relay.change(Weather(**order))
-                answers.write(b"done\n")
-                await answers.drain()
-        answers.close()
-
-    place = await asyncio.start_server(obey, "127.0.0.1", 0)
-    return relay, int(place.sockets[0].getsockname()[1])
-
-
-def order(port: int, weather: Weather | None = None) -> None:
-    """Set the weather of the relay that takes orders at the port; None resets all connections."""
-    line = {"reset": True} if weather is None else dataclasses.asdict(weather)
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as wire:
-        wire.sendall(json.dumps(line).encode() + b"\n")
-        if wire.makefile().readline() != "done\n":
-            raise ConnectionError(f"the relay at {port} did not obey {line}")
+def change(path: Path, weather: Weather) -> None:
+    """Set the weather of the relay that follows the file."""
+    path.write_text(json.dumps(dataclasses.asdict(weather)))
 
 
 async def _arm(command: list[str]) -> int:
@@ -143,10 +124,13 @@ async def _arm(command: list[str]) -> int:
         asyncio.get_running_loop().add_signal_handler(number, lambda: arm.returncode is None and arm.terminate())
     if line := await arm.stdout.readline():
         places = json.loads(line)
-        relay, orders = await serve(("127.0.0.1", places["port"]))
+        relay = Relay(("127.0.0.1", places["port"]))
+        await relay.start()
         replica = command[command.index("--replica") + 1]
-        (Path(os.environ[VARIABLE]) / f"{replica}.relay").write_text(str(orders))
         print(json.dumps({**places, "port": relay.port}), flush=True)
+        follow = relay.follow(Path(os.environ[VARIABLE]) / f"{replica}.weather")
+        tasks = [asyncio.create_task(arm.wait()), asyncio.create_task(follow)]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     return await arm.wait()
 
 

@@ -8,9 +8,9 @@ import re
 import resource
 import signal
 import traceback
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -35,21 +35,6 @@ class Reader:
     one_in: int = 1  # of the inputs that are asked for, as a slow reader takes
 
 
-@dataclass(slots=True)
-class Findings:
-    """Outcomes of inputs; `faults` holds one example for each place."""
-
-    taken: int = 0
-    refused: int = 0
-    largest_mib: float = 0.0
-    counts: Counter[str] = field(default_factory=Counter)
-    faults: dict[str, str] = field(default_factory=dict)
-
-    def add(self, place: str, example: str) -> None:
-        self.counts[place] += 1
-        self.faults.setdefault(place, example)
-
-
 class _Low(random.Random):
     """Draws with which a seed is read whole."""
 
@@ -61,51 +46,44 @@ class _TooLongError(BaseException):
     """Not an Exception, so that no reader catches it."""
 
 
-def examine(reader: Reader, folder: Path, *, count: int, seed: int = 1) -> Findings:
-    """Give `reader` its seeds and `count` mutated inputs; input n does not depend on the count."""
-    findings = Findings()
+def examine(reader: Reader, folder: Path, *, count: int) -> dict[str, list[str]]:
+    """Give `reader` its seeds and `count` mutated inputs; input n does not depend on the count.
+
+    Return the faults by place.
+    """
+    faults: dict[str, list[str]] = defaultdict(list)
     seeds = reader.seeds(folder)
-    for number, content in enumerate(seeds):
-        _try(reader, folder, content, _Low(), findings, f"seed {number}", must_take=True)
-    for number in range(count):
-        draws = random.Random(f"{seed}/{reader.name}/{number}")
-        _try(reader, folder, mutated(seeds, draws), draws, findings, f"input {number}")
-    return findings
+    for number in range(-len(seeds), count):  # the seeds first, as they are
+        draws = _Low() if number < 0 else random.Random(f"1/{reader.name}/{number}")
+        content = seeds[number] if number < 0 else mutated(seeds, draws)
+        if (fault := _fault(reader, folder, content, draws, must_take=number < 0)) is not None:
+            place, example = fault
+            faults[place].append(f"{reader.name}, input {number}, {len(content)} bytes {content[:200]!r}: {example}")
+    return faults
 
 
-def _try(
-    reader: Reader,
-    folder: Path,
-    content: bytes,
-    draws: random.Random,
-    findings: Findings,
-    label: str,
-    *,
-    must_take: bool = False,
-) -> None:
-    where = f"{reader.name}, {label}, {len(content)} bytes {content[:200]!r}"
+def _fault(
+    reader: Reader, folder: Path, content: bytes, draws: random.Random, *, must_take: bool
+) -> tuple[str, str] | None:
+    """Return the place of a fault with this input, and what there is to say of it."""
     try:
         with _limits(), _peak() as peak:
             reader.read(folder, content, draws)
-        findings.taken += 1
     except reader.refuses as error:
-        findings.refused += 1
         message = str(error)
         if must_take:
-            findings.add(f"a valid input is refused: {message}", where)
-        elif not message or len(message) > LONGEST + 100 or len(message.splitlines()) != 1:
-            findings.add(
-                f"{type(error).__name__} of {len(message)} characters is no line", f"{where}: {message[:300]!r}"
-            )
+            return f"a valid input is refused: {message}", ""
+        if not message or len(message) > LONGEST + 100 or len(message.splitlines()) != 1:
+            return f"{type(error).__name__} of {len(message)} characters is no line", repr(message[:300])
     except (Exception, _TooLongError) as error:
         frames = traceback.extract_tb(error.__traceback__)
         last = next((item for item in reversed(frames) if "tests/fuzz" not in item.filename), frames[-1])
         place = f"{type(error).__name__} at {Path(last.filename).name}:{last.lineno}"
-        findings.add(place, f"{where}:\n{''.join(traceback.format_exception(error))[-3000:]}")
+        return place, "".join(traceback.format_exception(error))[-3000:]
     else:
-        findings.largest_mib = max(findings.largest_mib, peak[0])
         if peak[0] > reader.most_mib:
-            findings.add("too much memory", f"{where}: {peak[0]:.0f} MiB; the limit is {reader.most_mib}")
+            return "too much memory", f"{peak[0]:.0f} MiB; the limit is {reader.most_mib}"
+    return None
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tailgate.analysis.summary.summary import analyze
-from tests.fakes.runs import Compile, FakeArm, FakeRun, Startup, write_run
+from tests.fakes.runs import Compile, FakeArm, FakeRun, write_run
 
 GOLDEN = Path(__file__).parent
 ENVIRONMENT = {
@@ -29,24 +29,13 @@ SLO = {"p99_ttft_ms": 2000, "p99_e2e_ms": 9000}
 EAGER = FakeArm(
     name="eager",
     enabled=False,
-    startup=Startup(
-        warmed={
-            "prefill 1x191": 0.09,
-            "prefill 1x65": 0.05,
-            "decode 4@239": 0.03,
-        }
-    ),
+    warmed={"prefill 1x191": 0.09, "prefill 1x65": 0.05, "decode 4@239": 0.03},
 )
 PADDED = FakeArm(
     name="compiled-padded",
     ratio=0.9,
     padding=2.0,
-    startup=Startup(
-        warmed={
-            "prefill 1x192": 8.64,
-            "decode 4@240": 6.11,
-        },
-    ),
+    warmed={"prefill 1x192": 8.64, "decode 4@240": 6.11},
 )
 MISMATCH = "tensor 'input_ids' size mismatch at"
 MASK = (
@@ -62,9 +51,7 @@ HEADS = (
 NAIVE = FakeArm(
     name="compiled-naive",
     ratio=0.95,
-    startup=Startup(
-        warmed={"prefill 1x5": 6.9, "decode 1@6": 4.52},
-    ),
+    warmed={"prefill 1x5": 6.9, "decode 1@6": 4.52},
     compiles=[
         Compile(at_s=at_s, seconds=seconds, shape=shape, reason=reason)
         for at_s, seconds, shape, reason in (
@@ -83,9 +70,7 @@ BUCKETED = FakeArm(
     name="compiled-bucketed",
     ratio=0.8,
     padding=1.2,
-    startup=Startup(
-        warmed={shape: round(9.2 - 0.53 * place, 2) for place, shape in enumerate(_SHAPES)},
-    ),
+    warmed={shape: round(9.2 - 0.53 * place, 2) for place, shape in enumerate(_SHAPES)},
 )
 
 _SHARED: dict[str, Any] = {"rate": 2.0, "slo": SLO, "environment": ENVIRONMENT}

@@ -277,4 +277,4 @@ def test_tokens_are_recorded_in_order_and_soon_after_the_server_sent_them() -> N
         late_ns = [seen - sent for seen, sent in zip(call.token_ns, emitted_ns, strict=True)]
         assert call.sent_ns < emitted_ns[0]
         assert min(late_ns) > 0
-        assert sorted(late_ns)[7] < 25_000_000
+        assert sorted(late_ns)[7] < 100_000_000  # and not with the answer's end, after 300 ms

@@ -160,7 +160,7 @@ def test_a_measurement_of_other_weights_or_one_that_breaks_is_refused_with_its_r
 def test_a_measurement_that_says_nothing_is_ended(tmp_path: Path) -> None:
     what = experiment(trials={"ready_timeout_s": 1})
     message = refusal(RunError, measured, what, tmp_path, "--silent", "eager")
-    assert all(word in message for word in ("eager", "1 s", "loading"))
+    assert message.startswith("eager said nothing for 1 s (it was at: ")  # a busy machine may not get to "loading"
 
 
 @pytest.mark.usefixtures("in_process")

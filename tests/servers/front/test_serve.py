@@ -27,6 +27,7 @@ from tailgate.servers.front import serve
 from tailgate.servers.front.front import Front
 from tailgate.servers.front.metrics import FrontMetrics
 from tailgate.servers.front.requests import encode_bytes
+from tailgate.servers.metadata import INFERENCE_SERVICE
 from tailgate.servers.rpc import inference_pb2, telemetry_pb2
 from tests.fakes.processes import PATIENCE_S, listeners, unix_names, wait_for
 from tests.servers.front.replica import (
@@ -211,9 +212,11 @@ def test_a_replica_with_a_stopped_engine_is_healthy_refuses_while_it_drains_and_
     requests = [ask(tokens=200)] * 3 + [many] * 50
     calls = [replica.inference.Generate(request) for request in requests]
     wait_for(lambda: replica.counters()["in_flight"] == len(calls))
-    assert replica.health() == SERVING
+    asked = health_pb2.HealthCheckRequest(service=INFERENCE_SERVICE)
+    statuses = (answer.status for answer in health_pb2_grpc.HealthStub(replica.channel).Watch(asked))
+    assert next(statuses) == SERVING
     replica.process.send_signal(signal.SIGTERM)
-    wait_for(lambda: replica.health() != SERVING)
+    assert next(statuses) == NOT_SERVING
     assert refusal(replica, ask()).code() is UNAVAILABLE
     assert replica.process.wait(timeout=PATIENCE_S) == 0
     assert not Path(f"/proc/{stopped}").exists()
