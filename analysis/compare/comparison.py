@@ -241,8 +241,6 @@ def _info(info: Mapping[str, Any], side: _Side) -> dict[str, Any]:
     # Other arms keep their devices, which they may have shared with it.
     if "devices" in kept:
         kept["devices"] = renamed(kept["devices"])
-    if "monitor" in kept:
-        kept["monitor"] = {**mapping(kept["monitor"]), "arms": renamed(mapping(kept["monitor"]).get("arms"))}
     return {**kept, "design": DESIGN}
 
 

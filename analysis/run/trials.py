@@ -111,13 +111,12 @@ def identity_of(trial: Trial, device: str) -> str:
 def devices_of(trial: Trial) -> dict[str, str]:
     """Return the device of each managed arm: `auto` and `cuda` are the first card, or the processor.
 
-    The monitor's names are resolved; a replica that reports that it ran on the processor takes precedence.
+    A replica that reports that it ran on the processor takes precedence.
     """
-    monitor = mapping(trial.info.get("monitor"))
-    cards = [str(name) for name in mapping(monitor.get("devices"))]
+    cards = [str(name) for name in mapping(mapping(trial.info.get("monitor")).get("devices"))]
     first = _FIRST_CARD if _FIRST_CARD in cards else next(iter(cards), None)
     devices = {}
-    for arm, given in {**mapping(trial.info.get("devices")), **mapping(monitor.get("arms"))}.items():
+    for arm, given in mapping(trial.info.get("devices")).items():
         name = str(given)
         product = mapping(mapping(trial.info.get("startup")).get(arm)).get("device")
         if product == "cpu":

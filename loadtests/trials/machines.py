@@ -16,7 +16,7 @@ from typing import Any, Literal, cast
 
 from tailgate.analysis.records.schemas import MACHINES
 from tailgate.analysis.records.tables import CUT_OFF, RecordError, RecordWriter, read_table
-from tailgate.loadtests.monitor.gpus import MUCH_BYTES, device_name, index_of
+from tailgate.loadtests.monitor.gpus import MUCH_BYTES, device_name
 from tailgate.loadtests.monitor.readings import Seen, Task, Unreadable, Watch
 from tailgate.loadtests.trials.context import TrialContext
 from tailgate.loadtests.trials.processes import child_environment, thread_variables
@@ -78,11 +78,6 @@ class MonitorProcess:
             self._trial.check()
             self.poll(_POLL_S)
 
-    def place_arms(self) -> None:
-        """Put each arm on the device that its replicas report into the facts, once they have."""
-        if self.child is not None and self._monitor["machines"]:
-            self._monitor["arms"] = self._devices_of_arms()
-
     def name(self, name: str, pid: int | None, *, arm: str | None = None) -> None:
         """Sample the process and its descendants under `name`; an arm's replica with its arm.
 
@@ -140,24 +135,10 @@ class MonitorProcess:
             self._monitor["unreadable"].append(asdict(message))
         elif isinstance(message, Seen):
             self._monitor.update(asdict(message))
-            self.place_arms()
             for reading in message.before:
                 if text := busy_text(reading, message.devices.get(reading["device"], {})):
                     self._trial.status.note(text)
             self._trial.keep_facts()
-
-    def _devices_of_arms(self) -> dict[str, str]:
-        """Return the device of each arm by its name in the records: `cuda` and an `auto` that finds a GPU are cuda:0.
-
-        A build of torch without CUDA does not find the GPU that the driver shows: its replica says that it is on cpu.
-        """
-        names = {}
-        for arm in self._trial.experiment.own_arms:
-            reported = self._trial.facts.startup.get(arm.name, {}).get("device")
-            given = "cpu" if reported == "cpu" else arm.model.device
-            index = 0 if given == "auto" and self._monitor["devices"] else index_of(given)
-            names[arm.name] = "cpu" if index is None else f"cuda:{index}"
-        return names
 
 
 def busy_text(reading: Mapping[str, Any], device: Mapping[str, Any]) -> str:

@@ -155,7 +155,6 @@ class Replicas:
         self._trial.facts.startup = {
             arm.name: start_up([self.snapshots[name] for name in arm.replica_names]) for arm in experiment.own_arms
         }
-        self._monitor.place_arms()
         self._trial.write_facts()
         if not experiment.compare_models:
             check_alike(self.snapshots, experiment.control.replica_names[0])

@@ -98,7 +98,6 @@ def test_devices_are_sampled_before_and_during_the_trial_and_a_refused_reading_i
     held = sampled(context, "process", 2)
     watch.stop()
     assert {name: device["uuid"] for name, device in facts["devices"].items()} == {"cuda:0": "GPU-0", "cuda:1": "GPU-1"}
-    assert facts["arms"] == {"arm0": "cuda:0", "arm1": "cuda:1"}
     found = [(row["device"], [process["pid"] for process in row["processes"]]) for row in facts["before"]]
     assert found == [("cuda:0", [1]), ("cuda:1", [])]
     (note,) = context.status.notes
@@ -110,27 +109,6 @@ def test_devices_are_sampled_before_and_during_the_trial_and_a_refused_reading_i
     assert context.facts.monitor is not None
     refused = [item for item in context.facts.monitor["unreadable"] if item["name"] == "cuda:0"]
     assert refused == [{"name": "cuda:0", "what": "power_w", "why": "Not Supported"}]
-
-
-@pytest.mark.parametrize(
-    ("devices", "reported", "places"),
-    [
-        (("auto", "cpu"), {}, {"arm0": "cuda:0", "arm1": "cpu"}),
-        (("auto", "cuda:1"), {"arm0": "cpu", "arm1": "NVIDIA H200"}, {"arm0": "cpu", "arm1": "cuda:1"}),
-    ],
-)
-def test_an_arm_is_placed_where_its_replicas_report_it(
-    devices: tuple[str, str], reported: dict[str, str], places: dict[str, str], tmp_path: Path, driver: None
-) -> None:
-    context = watched_trial(tmp_path / "trial-01", *devices)
-    watch = MonitorProcess(context)
-    watch.first_sample()
-    if reported:
-        context.facts.startup = {arm: {"device": device} for arm, device in reported.items()}
-        watch.place_arms()
-    watch.stop()
-    assert context.facts.monitor is not None
-    assert context.facts.monitor["arms"] == places
 
 
 def test_a_driver_that_does_not_show_the_devices_in_time_is_not_asked_again(
