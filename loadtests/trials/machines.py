@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, Literal, cast
@@ -186,15 +186,13 @@ def measure_references(
                 commands=True,
                 parse=messages_of(Ready, Measured),
             )
-        deadline = time.monotonic() + start_timeout_s
-        late = f"was not ready after {start_timeout_s:g} s"
         # None measures while another still warms up.
-        answers = [_answer(trial, child, deadline, late) for child in children.values()]
+        answers = [answer_of(child, start_timeout_s, trial.check) for child in children.values()]
         for (device, child), answer in zip(children.items(), answers, strict=True):
             trial.status.detail = device
             if isinstance(answer, Ready):
                 child.command("go")
-                answer = _answer(trial, child, time.monotonic() + limit_s, f"took over {limit_s:g} s")
+                answer = answer_of(child, limit_s, trial.check)
             assert isinstance(answer, Measured)  # it is ready once
             place = {"device": device, "when": when}
             trial.facts.references.append({**place, "at_ns": answer.at_ns, **answer.values, "error": answer.error})
@@ -209,13 +207,13 @@ def measure_references(
         trial.keep_facts()
 
 
-def _answer(trial: TrialContext, child: Child, deadline: float, late: str) -> Ready | Measured:
-    """Wait for the next message of a reference, or return as its error why none comes."""
-    ended = None
+def answer_of(child: Child, limit_s: float, poll: Callable[[], object]) -> Ready | Measured:
+    """Wait for the next message of a reference and poll meanwhile; the error of a `Measured` is why none comes."""
+    deadline, ended = time.monotonic() + limit_s, None
     while ended is None and time.monotonic() < deadline:
-        trial.check()
+        poll()
         messages, ended = child.receive(_POLL_S)
         if messages:
             return cast("Ready | Measured", messages[0])
-    why = f"{late}: see {child.log_path}" if ended is None else child.ending(ended, 1)
+    why = f"took over {limit_s:g} s" if ended is None else child.ending(ended, 1)
     return Measured(at_ns=now_ns(), values={}, error=f"the reference {why}")
