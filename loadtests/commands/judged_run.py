@@ -25,7 +25,6 @@ def run_and_judge(orchestrator: Orchestrator, *, page: str, metrics: str, verbos
     status, port = orchestrator.status, page_port(page)
     if port:
         check_port(port, key="--page")
-    orchestrator.metrics = bool(metrics)
     orchestrator.prepare()
     ended: dict[str, Any] = {"complete": False, "error": "it ended in the middle"}
     with ExitStack() as stack:

@@ -102,7 +102,7 @@ class TrialContext:
     """Trial number `number` (from 1) in `folder`.
 
     The experiment has its arms on the devices of this trial. `check` is called often, and raises StopRequestedError
-    when the user wants an end. `metrics`: replicas show a page to Prometheus.
+    when the user wants an end.
     """
 
     experiment: Experiment
@@ -111,7 +111,6 @@ class TrialContext:
     facts: TrialFacts
     status: Status
     check: Callable[[], None]
-    metrics: bool = False
 
     @property
     def logs(self) -> Path:

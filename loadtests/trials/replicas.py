@@ -94,7 +94,7 @@ class Replicas:
         command += ["--cache-dir", str(cache.resolve()), "--json"]
         if security.token_env:
             command += ["--token-env", security.token_env]
-        if self._trial.metrics:
+        if self._trial.status.exported:
             command += ["--metrics-port", FREE_PORT]
         environment = child_environment() | thread_variables(arm.config)
         self._trial.status.replicas[name].stage = "starting"

@@ -59,8 +59,7 @@ class RunOutcome:
 class Orchestrator:
     """Runs one experiment into a new directory under `out`. `status` says at any time what is going on.
 
-    `arm_command` is what starts an arm replica, in front of --config, --port, --replica and --cache-dir. With `metrics`
-    replicas show their pages to Prometheus, and `status` says where.
+    `arm_command` is what starts an arm replica, in front of --config, --port, --replica and --cache-dir.
     """
 
     def __init__(
@@ -75,7 +74,6 @@ class Orchestrator:
         self.experiment = experiment
         self.status = status or Status()
         self._out = out
-        self.metrics = False
         self._shared_cache = out / "compile-cache"
         self._arm_command = tuple(arm_command)
         self._parity_command = parity_command
@@ -197,7 +195,6 @@ class Orchestrator:
             facts=TrialFacts.of(experiment, number, schedule),
             status=self.status,
             check=self._check,
-            metrics=self.metrics,
         )
 
     def _run_trial(self, context: TrialContext, schedule: Schedule, expected: dict[str, Answers] | None = None) -> None:

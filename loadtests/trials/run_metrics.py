@@ -49,6 +49,7 @@ def exporting(status: Status, address: str) -> Iterator[int]:
     except OSError as error:
         reason = error.strerror or error
         raise ConfigError(f"--metrics {address} cannot be used ({reason}): give another address") from None
+    status.exported = True
     try:
         yield server.server_port
     finally:

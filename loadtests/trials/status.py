@@ -87,7 +87,7 @@ class MetricsPage:
 class Status:
     """What the orchestrator and its threads write and the display reads. Plain attributes, each set in one go.
 
-    `pages` are those of the trial's processes, by name.
+    `pages` are those of the trial's processes, by name; replicas have some where the run is `exported` to Prometheus.
     """
 
     phase: str = "preparing"
@@ -100,6 +100,7 @@ class Status:
     load: Load = field(default_factory=Load)
     notes: list[str] = field(default_factory=list)
     run_dir: Path | None = None
+    exported: bool = False
     pages: Mapping[str, MetricsPage] = field(default_factory=dict)
 
     def note(self, text: str) -> None:

@@ -124,9 +124,8 @@ class Trial:
         self._envoy = envoy = Envoy.start(config, log_path=context.logs / "envoy.log", work_dir=context.folder)
         self._monitor.name("splitter", envoy.pid)
         self.splitter = EnvoySplitter(envoy.admin)
-        if context.metrics:
-            page = MetricsPage(address=envoy.admin.address, path=ENVOY_METRICS)
-            context.status.pages = {**context.status.pages, "splitter": page}
+        page = MetricsPage(address=envoy.admin.address, path=ENVOY_METRICS)
+        context.status.pages = {**context.status.pages, "splitter": page}
         deadline = time.monotonic() + _ENVOY_READY_S
         while True:
             context.check()

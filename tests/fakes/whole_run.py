@@ -47,15 +47,12 @@ def run(
     out: Path,
     *flags: str,
     status: Status | None = None,
-    metrics: bool = False,
     **more: Any,
 ) -> tuple[RunOutcome, Status]:
     """Run the experiment in this process; `flags` are of the fake arm."""
     status = status or Status()
     command = [sys.executable, str(FAKE_ARM), *flags]
-    orchestrator = Orchestrator(what, out=out, status=status, arm_command=command, **more)
-    orchestrator.metrics = metrics
-    return orchestrator.run(), status
+    return Orchestrator(what, out=out, status=status, arm_command=command, **more).run(), status
 
 
 def tailgate(*arguments: str, flags: tuple[str, ...] = ()) -> list[str]:

@@ -56,7 +56,7 @@ def test_a_mirrored_run_is_seen_on_its_live_page_and_by_prometheus(tmp_path: Pat
         page.enter_context(live_page(status, 0, {"complete": True}))
         scraping = threading.Thread(target=scrape)
         scraping.start()
-        outcome, _ = run(experiment(), tmp_path, status=status, metrics=True)
+        outcome, _ = run(experiment(), tmp_path, status=status)
         scraping.join()
         last = get(f"http://127.0.0.1:{port}/metrics")
         (url,) = [note.removeprefix("live page: ") for note in status.notes if note.startswith("live page: ")]
