@@ -41,10 +41,9 @@ def command(
         ),
     ] = "",
     at_most: options.AtMost = None,
-    page: options.Page = "0",
+    page: options.Page = 0,
     metrics: options.Metrics = "",
     quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
     as_json: options.Json = False,
 ) -> int:
     """Move traffic to a candidate step by step.
@@ -79,4 +78,4 @@ def command(
         run = UsersRamp(loaded, out=Path(out))
     else:
         run = RampRun(loaded, out=Path(out), arm_command=context.obj or ARM_COMMAND)
-    return run_and_judge(run, page=page, metrics=metrics, verbosity=verbose - quiet, as_json=as_json)
+    return run_and_judge(run, page=page, metrics=metrics, quiet=quiet, as_json=as_json)
