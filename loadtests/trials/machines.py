@@ -36,26 +36,18 @@ When = Literal["before", "after"]
 
 
 class MonitorProcess:
-    """Sample the machines of `trial` from now until `stop`, unless machines.sample_s is 0.
+    """Sample the machines of `trial` from now until `stop`.
 
     A monitor that dies is a thing that cannot be read; the trial goes on.
     """
 
     def __init__(self, trial: TrialContext) -> None:
         self._trial = trial
-        self.child: Child | None = None
         self._ended = False
         self._table = trial.folder / "machines.arrow"
-        machines = trial.experiment.machines
-        if not machines.sample_s:
-            return
+        sample_s = trial.experiment.machines.sample_s
         devices = sorted({arm.model.device for arm in trial.experiment.own_arms} - {"cpu"})
-        task = Task(
-            out=str(self._table.resolve()),
-            trial=trial.number,
-            sample_s=machines.sample_s,
-            devices=devices,
-        )
+        task = Task(out=str(self._table.resolve()), trial=trial.number, sample_s=sample_s, devices=devices)
         self.child = Child(
             "watcher",
             [*MONITOR_COMMAND, json.dumps(asdict(task))],
@@ -65,14 +57,14 @@ class MonitorProcess:
             parse=messages_of(Seen, Unreadable),
         )
         empty: dict[str, Any] = {"machines": {}, "devices": {}, "unreadable": [], "before": []}
-        trial.facts.monitor = {"interval_s": machines.sample_s, **empty}
+        trial.facts.monitor = self._facts = {"interval_s": sample_s, **empty}
 
     def first_sample(self) -> None:
         """Wait until it has read the devices, before anything of the trial is on them, where any arm runs on one."""
-        if self.child is None or all(arm.model.device == "cpu" for arm in self._trial.experiment.own_arms):
+        if all(arm.model.device == "cpu" for arm in self._trial.experiment.own_arms):
             return
         deadline = time.monotonic() + _FIRST_LOOK_S
-        while not self._ended and not self._monitor["machines"]:
+        while not self._ended and not self._facts["machines"]:
             if time.monotonic() > deadline:
                 self.child.kill()  # the driver hangs
             self._trial.check()
@@ -83,8 +75,6 @@ class MonitorProcess:
 
         An external server on this host whose process is unknown (None) cannot be distinguished from other work.
         """
-        if self.child is None:
-            return
         if pid is not None:
             self.child.command(json.dumps(asdict(Watch(name=name, pid=pid, arm=arm))))
         else:
@@ -92,8 +82,6 @@ class MonitorProcess:
 
     def poll(self, timeout_s: float = 0.0) -> None:
         """Take what the monitor says into the trial's facts, and note its death."""
-        if self.child is None:
-            return
         messages, ended = self.child.receive(timeout_s)
         for message in messages:
             self._take(message)
@@ -108,10 +96,8 @@ class MonitorProcess:
 
     def stop(self) -> None:
         """End the sampling and complete machines.arrow."""
-        if self.child is None:
-            return
         self.poll()
-        self._ended |= not self._monitor["machines"]  # it has not begun
+        self._ended |= not self._facts["machines"]  # it has not begun
         self.child.stop(_STOP_GRACE_S)
         self.poll()
 
@@ -125,16 +111,11 @@ class MonitorProcess:
                     writer.append_batch(batch)
             ended.replace(self._table)
 
-    @property
-    def _monitor(self) -> dict[str, Any]:
-        assert self._trial.facts.monitor is not None
-        return self._trial.facts.monitor
-
     def _take(self, message: object) -> None:
         if isinstance(message, Unreadable):
-            self._monitor["unreadable"].append(asdict(message))
+            self._facts["unreadable"].append(asdict(message))
         elif isinstance(message, Seen):
-            self._monitor.update(asdict(message))
+            self._facts.update(asdict(message))
             for reading in message.before:
                 if text := busy_text(reading, message.devices.get(reading["device"], {})):
                     self._trial.status.note(text)

@@ -134,7 +134,6 @@ def test_a_watcher_that_dies_leaves_a_whole_table_a_note_and_a_recorded_gap_also
     watch.name("load", os.getpid())
     path = context.folder / "machines.arrow"
     wait_for(lambda: path.exists() and read_table(path, MACHINES)[0].num_rows > 0)
-    assert watch.child is not None
     monkeypatch.setattr(TrialContext, "write_facts", Mock(side_effect=OSError(28, "No space left on device")))
     os.kill(watch.child.pid, signal.SIGKILL)
     (gap,) = poll_until(watch, context, "unreadable")
@@ -156,7 +155,6 @@ def test_a_watcher_that_hangs_is_a_recorded_gap(tmp_path: Path, monkeypatch: pyt
     context = watched_trial(tmp_path / "trial-01", "cpu", "cpu")
     watch = MonitorProcess(context)
     poll_until(watch, context, "machines")
-    assert watch.child is not None
     os.kill(watch.child.pid, signal.SIGSTOP)  # as in a call of the driver that does not come back
     watch.stop()
     assert len(context.status.notes) == 1
