@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tailgate.analysis.arrays import Ints
-from tailgate.analysis.records.joining import RecordedRun, machine_of
+from tailgate.analysis.records.joining import RecordedRun
 from tailgate.analysis.records.plain_values import mapping, number, rows_of, text_of
 from tailgate.analysis.records.plain_values import seconds as seconds_of
 from tailgate.analysis.records.requests import Requests
@@ -105,7 +105,7 @@ def described(trial: Trial, device: str) -> Mapping[str, Any]:
 
 def identity_of(trial: Trial, device: str) -> str:
     """Return what identifies a device in all trials, whatever its name there."""
-    return text_of(described(trial, device), "uuid", f"{machine_of(trial.info)} {device}")
+    return text_of(described(trial, device), "uuid", f"{text_of(trial.info, 'machine')} {device}")
 
 
 def devices_of(trial: Trial) -> dict[str, str]:

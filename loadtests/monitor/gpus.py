@@ -8,8 +8,6 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from tailgate.loadtests.monitor.processes import Processes
 from tailgate.loadtests.monitor.readings import Probes, Readings
 
@@ -168,15 +166,6 @@ class Gpus:
         """Return what does not change of each GPU."""
         return {name: self._readings.of(name, card.facts) for name, card in self._cards.items()}
 
-    def before(self) -> list[dict[str, Any]]:
-        """Return what each GPU does before the run uses it, with the foreign processes on it, null where not shown."""
-        rows = []
-        for name, card in self._cards.items():
-            row, _, foreign = self._read(name, card)
-            processes = None if foreign is None else [{"pid": pid, "name": _name_of(pid)} for pid in foreign]
-            rows.append({"device": name, "processes": processes, "memory_bytes": row.get("memory_bytes")})
-        return rows
-
     def sample(self) -> tuple[list[dict[str, Any]], dict[int, int | None]]:
         """Return a row of each GPU, and what each process holds of all GPUs together."""
         rows: list[dict[str, Any]] = []
@@ -212,13 +201,6 @@ class Gpus:
         if why:
             self._readings.unreadable(name, "foreign_processes", why)
         return row, listed, None if why else foreign
-
-
-def _name_of(pid: int) -> str | None:
-    try:
-        return str(psutil.Process(pid).name())
-    except psutil.Error:
-        return None
 
 
 def _total(sizes: Collection[int | None]) -> int | None:

@@ -16,6 +16,7 @@ from typing import Any, Literal, cast
 
 from tailgate.analysis.records.schemas import MACHINES
 from tailgate.analysis.records.tables import CUT_OFF, RecordError, RecordWriter, read_table
+from tailgate.analysis.wording import counted
 from tailgate.loadtests.monitor.gpus import MUCH_BYTES, device_name
 from tailgate.loadtests.monitor.readings import Seen, Task, Unreadable, Watch
 from tailgate.loadtests.trials.context import TrialContext
@@ -43,7 +44,7 @@ class MonitorProcess:
 
     def __init__(self, trial: TrialContext) -> None:
         self._trial = trial
-        self._ended = False
+        self._begun = self._ended = False
         self._table = trial.folder / "machines.arrow"
         sample_s = trial.experiment.machines.sample_s
         devices = sorted({arm.model.device for arm in trial.experiment.own_arms} - {"cpu"})
@@ -56,15 +57,15 @@ class MonitorProcess:
             commands=True,
             parse=messages_of(Seen, Unreadable),
         )
-        empty: dict[str, Any] = {"machines": {}, "devices": {}, "unreadable": [], "before": []}
-        trial.facts.monitor = self._facts = {"interval_s": sample_s, **empty}
+        self._facts: dict[str, Any] = {"interval_s": sample_s, "devices": {}, "unreadable": [], "before": []}
+        trial.facts.monitor = self._facts
 
     def first_sample(self) -> None:
         """Wait until it has read the devices, before anything of the trial is on them, where any arm runs on one."""
         if all(arm.model.device == "cpu" for arm in self._trial.experiment.own_arms):
             return
         deadline = time.monotonic() + _FIRST_LOOK_S
-        while not self._ended and not self._facts["machines"]:
+        while not self._ended and not self._begun:
             if time.monotonic() > deadline:
                 self.child.kill()  # the driver hangs
             self._trial.check()
@@ -97,7 +98,7 @@ class MonitorProcess:
     def stop(self) -> None:
         """End the sampling and complete machines.arrow."""
         self.poll()
-        self._ended |= not self._facts["machines"]  # it has not begun
+        self._ended |= not self._begun
         self.child.stop(_STOP_GRACE_S)
         self.poll()
 
@@ -115,23 +116,24 @@ class MonitorProcess:
         if isinstance(message, Unreadable):
             self._facts["unreadable"].append(asdict(message))
         elif isinstance(message, Seen):
+            self._begun = True
             self._facts.update(asdict(message))
-            for reading in message.before:
-                if text := busy_text(reading, message.devices.get(reading["device"], {})):
+            for row in message.before:
+                if text := busy_text(row, message.devices[row["name"]]):
                     self._trial.status.note(text)
             self._trial.keep_facts()
 
 
-def busy_text(reading: Mapping[str, Any], device: Mapping[str, Any]) -> str:
+def busy_text(row: Mapping[str, Any], device: Mapping[str, Any]) -> str:
     """Return one line for a device that others use before the trial starts, with a remedy; empty for an idle one."""
-    processes, used = reading["processes"] or [], reading["memory_bytes"] or 0
-    if not processes and used <= MUCH_BYTES:
+    foreign, used = row.get("foreign_processes", 0), row.get("memory_bytes", 0)
+    if not foreign and used <= MUCH_BYTES:
         return ""
-    people = "".join(f", {process['name'] or 'a process'} (pid {process['pid']})" for process in processes)
-    name = f"{reading['device']} ({device['name']})" if "name" in device else reading["device"]
+    name = f"{row['name']} ({device['name']})" if "name" in device else row["name"]
+    people = f" and {counted(foreign, 'process')} of others on it" if foreign else ""
     return (
-        f"{name} is not idle before the trial: {used / 2**30:.1f} GiB in use{people}: end what runs there, or give "
-        "another device"
+        f"{name} is not idle before the trial: {used / 2**30:.1f} GiB in use{people}: end what runs there (nvidia-smi "
+        "lists it), or give another device"
     )
 
 

@@ -56,7 +56,6 @@ def sampled(context: TrialContext, kind: str, count: int = 1) -> list[dict[str, 
 
 
 GIB = 1 << 30
-H200 = {"name": "NVIDIA H200"}
 
 
 @pytest.fixture(autouse=True)
@@ -75,14 +74,10 @@ def watched_trial(folder: Path, *devices: str, **machines: float) -> TrialContex
     return trial_context(folder, {"arms": arms, "machines": machines, "compare_models": True})
 
 
-def poll_until(watch: MonitorProcess, context: TrialContext, key: str) -> Any:
-    """The trial's fact about the machines called `key`, once there is one."""
-
-    def fact() -> Any:
-        watch.poll()
-        return (context.facts.monitor or {}).get(key)
-
-    return wait_for(fact)
+def unreadable(context: TrialContext, name: str = "watcher") -> list[tuple[str, str]]:
+    """What trial.json says could not be read, and why."""
+    assert context.facts.monitor is not None
+    return [(item["what"], item["why"]) for item in context.facts.monitor["unreadable"] if item["name"] == name]
 
 
 @pytest.mark.process
@@ -98,17 +93,14 @@ def test_devices_are_sampled_before_and_during_the_trial_and_a_refused_reading_i
     held = sampled(context, "process", 2)
     watch.stop()
     assert {name: device["uuid"] for name, device in facts["devices"].items()} == {"cuda:0": "GPU-0", "cuda:1": "GPU-1"}
-    found = [(row["device"], [process["pid"] for process in row["processes"]]) for row in facts["before"]]
-    assert found == [("cuda:0", [1]), ("cuda:1", [])]
+    assert [(row["name"], row["foreign_processes"]) for row in facts["before"]] == [("cuda:0", 1), ("cuda:1", 0)]
     (note,) = context.status.notes
-    assert all(word in note for word in ("cuda:0 (NVIDIA H200)", "4.0 GiB", "pid 1"))
+    assert all(word in note for word in ("cuda:0 (NVIDIA H200)", "4.0 GiB", "1 process of others"))
     assert held[-1]["device_memory_bytes"] == 7
     row = next(row for row in sampled(context, "device") if row["name"] == "cuda:0")
     assert (row["foreign_processes"], row["foreign_memory_bytes"]) == (1, 4 * GIB)
     assert (row["throttle"], row["power_w"]) == ([], None)
-    assert context.facts.monitor is not None
-    refused = [item for item in context.facts.monitor["unreadable"] if item["name"] == "cuda:0"]
-    assert refused == [{"name": "cuda:0", "what": "power_w", "why": "Not Supported"}]
+    assert unreadable(context, "cuda:0") == [("power_w", "Not Supported")]
 
 
 def test_a_driver_that_does_not_show_the_devices_in_time_is_not_asked_again(
@@ -119,66 +111,42 @@ def test_a_driver_that_does_not_show_the_devices_in_time_is_not_asked_again(
     watch = MonitorProcess(context)
     watch.first_sample()
     watch.stop()
-    assert context.facts.monitor is not None
-    assert context.facts.monitor["before"] == []
-    assert [item["what"] for item in context.facts.monitor["unreadable"]] == ["samples"]
+    assert [what for what, _ in unreadable(context)] == ["samples"]
     assert len(context.status.notes) == 1
 
 
-def test_a_watcher_that_dies_leaves_a_whole_table_a_note_and_a_recorded_gap_also_on_a_full_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])  # the latter as in a call that does not come back
+def test_a_watcher_that_dies_or_hangs_leaves_a_whole_table_a_note_and_a_recorded_gap_also_on_a_full_disk(
+    fault: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(machines, "_STOP_GRACE_S", 0.2)
     context = watched_trial(tmp_path / "trial-01", "cpu", "cpu", sample_s=0.05)
     watch = MonitorProcess(context)
-    poll_until(watch, context, "machines")
-    watch.name("load", os.getpid())
-    path = context.folder / "machines.arrow"
-    wait_for(lambda: path.exists() and read_table(path, MACHINES)[0].num_rows > 0)
+    sampled(context, "host")
     monkeypatch.setattr(TrialContext, "write_facts", Mock(side_effect=OSError(28, "No space left on device")))
-    os.kill(watch.child.pid, signal.SIGKILL)
-    (gap,) = poll_until(watch, context, "unreadable")
-    assert (gap["what"], "SIGKILL" in gap["why"]) == ("samples", True)
-    table, truncated = read_table(path, MACHINES)
+    os.kill(watch.child.pid, fault)
+    watch.name("load", os.getpid())
+    watch.stop()
+    [(what, why)] = unreadable(context)
+    assert (what, "SIGKILL" in why) == ("samples", True)
+    table, truncated = read_table(context.folder / "machines.arrow", MACHINES)
     assert table.num_rows
     assert not truncated  # what is missing is recorded as a gap
-    watch.name("load", os.getpid())
-    watch.poll()
-    watch.stop()
     (note,) = context.status.notes
     assert "SIGKILL" in note
-    assert context.facts.monitor is not None
-    assert context.facts.monitor["unreadable"] == [gap]
-
-
-def test_a_watcher_that_hangs_is_a_recorded_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machines, "_STOP_GRACE_S", 0.2)
-    context = watched_trial(tmp_path / "trial-01", "cpu", "cpu")
-    watch = MonitorProcess(context)
-    poll_until(watch, context, "machines")
-    os.kill(watch.child.pid, signal.SIGSTOP)  # as in a call of the driver that does not come back
-    watch.stop()
-    assert len(context.status.notes) == 1
-    assert context.facts.monitor is not None
-    assert [item["what"] for item in context.facts.monitor["unreadable"]] == ["samples"]
-
-
-IDLE = {"device": "cuda:0", "processes": [], "memory_bytes": 300 << 20}
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("row", "words"),
     [
-        ({}, ()),
-        ({"processes": None, "memory_bytes": None}, ()),
-        ({"memory_bytes": 2 * GIB}, ("2.0 GiB",)),
-        (
-            {"processes": [{"pid": pid, "name": "x" if pid > 1 else None, "memory_bytes": 1} for pid in range(1, 6)]},
-            ("a process (pid 1)", "x (pid 3)"),
-        ),
+        ({"memory_bytes": 300 << 20, "foreign_processes": 0}, ()),
+        ({}, ()),  # nothing could be read
+        ({"memory_bytes": 2 * GIB}, ("cuda:0 (NVIDIA H200)", "2.0 GiB in use:")),
+        ({"foreign_processes": 2}, ("0.0 GiB", "2 processes of others")),
     ],
 )
-def test_a_device_that_is_not_idle_is_named_with_its_load(changes: dict[str, Any], words: tuple[str, ...]) -> None:
-    note = busy_text({**IDLE, **changes}, H200)
+def test_a_device_that_is_not_idle_is_named_with_its_load(row: dict[str, Any], words: tuple[str, ...]) -> None:
+    note = busy_text({"name": "cuda:0", **row}, {"name": "NVIDIA H200"})
     assert bool(note) == bool(words)
     assert all(word in note for word in words)
 
