@@ -69,14 +69,12 @@ class Orchestrator:
         out: Path,
         status: Status | None = None,
         arm_command: Sequence[str] = ARM_COMMAND,
-        parity_command: Sequence[str] | None = None,
     ) -> None:
         self.experiment = experiment
         self.status = status or Status()
         self._out = out
         self._shared_cache = out / "compile-cache"
         self._arm_command = tuple(arm_command)
-        self._parity_command = parity_command
         self._source: Source | None = None
         self._judge: Judge | None = None
         # A plain flag: the signal handler that sets it may interrupt any line of the main thread, where taking a lock
@@ -147,7 +145,7 @@ class Orchestrator:
             shared_cache=self._shared_cache,
             status=self.status,
             check=self._check,
-            command=self._parity_command or PARITY_COMMAND,
+            command=PARITY_COMMAND,
         ).run()
         for arm in outcome["arms"]:
             self.status.note(f"parity of {arm['name']}: {arm['verdict']}. {' '.join(arm['reasons'])}".rstrip())
