@@ -65,13 +65,10 @@ def _serve(status: Status, port: int, ended: Mapping[str, Any], closing: threadi
 
 
 def _write_status(run_dir: Path, status: Status, began_ns: int, ended: Mapping[str, Any] | None = None) -> None:
-    load, at_ns = status.load, now_ns()
-    replicas = {
-        name: {**asdict(state), "text": state.text(), "running": state.running(at_ns)}
-        for name, state in dict(status.replicas).items()
-    }
+    load = status.load
+    replicas = {name: {**asdict(state), "text": state.text()} for name, state in dict(status.replicas).items()}
     content = {
-        **{"at_ns": at_ns, "began_ns": began_ns, **{name: getattr(status, name) for name in _SHOWN}},
+        **{"at_ns": now_ns(), "began_ns": began_ns, **{name: getattr(status, name) for name in _SHOWN}},
         **{"replicas": replicas, "load": {name: getattr(load, name) for name in _SHOWN_OF_LOAD}},
         **{"notes": status.notes[-_MOST_NOTES:], "ended": ended},
     }

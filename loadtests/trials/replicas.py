@@ -20,7 +20,6 @@ from tailgate.loadtests.trials.context import RunError, StartError, TrialContext
 from tailgate.loadtests.trials.machines import MonitorProcess
 from tailgate.loadtests.trials.processes import child_environment, thread_variables
 from tailgate.loadtests.trials.served_parity import TIMEOUT_S, Answers, Question, ask
-from tailgate.loadtests.trials.status import MetricsPage
 from tailgate.loadtests.trials.telemetry import Collector
 from tailgate.servers.address import FREE_PORT
 from tailgate.servers.clock import now_ns
@@ -135,7 +134,7 @@ class Replicas:
         listening = cast("Listening", messages[0])
         replica.target = f"127.0.0.1:{listening.port}"
         if listening.metrics_port:
-            page = MetricsPage(address=f"127.0.0.1:{listening.metrics_port}", path="/metrics")
+            page = (f"127.0.0.1:{listening.metrics_port}", "/metrics")
             self._trial.status.pages = {**self._trial.status.pages, replica.name: page}
         # Arms check tokens from a variable, which they inherit; the load generator may read its own from a file.
         security = self._trial.experiment.security

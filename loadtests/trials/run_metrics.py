@@ -19,7 +19,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from tailgate.loadtests.trials.status import Load, MetricsPage, Status
+from tailgate.loadtests.trials.status import Load, Status
 from tailgate.servers.address import host_port
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.splitter.admin import Admin
@@ -147,12 +147,12 @@ def _at(account: Mapping[str, Any], *keys: str) -> float:
     return found or 0.0
 
 
-def _pages(pages: Iterable[MetricsPage]) -> Iterable[Metric]:
+def _pages(pages: Iterable[tuple[str, str]]) -> Iterable[Metric]:
     """Return what replicas and splitter show of themselves, without a process that does not answer."""
     families: dict[str, Metric] = {}
-    for page in pages:
+    for address, path in pages:
         with suppress(OSError, http.client.HTTPException, ValueError):
-            _, text = Admin(page.address).fetch("GET", page.path, timeout_s=_PAGE_S)
+            _, text = Admin(address).fetch("GET", path, timeout_s=_PAGE_S)
             for family in text_string_to_metric_families(text):
                 families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
                 families[family.name].samples += family.samples

@@ -20,7 +20,7 @@ from tailgate.loadtests.trials.processes import ProcessorTurns
 from tailgate.loadtests.trials.replicas import Replicas
 from tailgate.loadtests.trials.served_parity import Answers, compared, questions
 from tailgate.loadtests.trials.server_logs import ServerLogs
-from tailgate.loadtests.trials.status import Load, MetricsPage, ReplicaState
+from tailgate.loadtests.trials.status import Load, ReplicaState
 from tailgate.loadtests.trials.steering import Steering
 from tailgate.loadtests.trials.telemetry import Collector
 from tailgate.loadtests.trials.weights import EnvoySplitter, Splitter
@@ -124,8 +124,7 @@ class Trial:
         self._envoy = envoy = Envoy.start(config, log_path=context.logs / "envoy.log", work_dir=context.folder)
         self._monitor.name("splitter", envoy.pid)
         self.splitter = EnvoySplitter(envoy.admin)
-        page = MetricsPage(address=envoy.admin.address, path=ENVOY_METRICS)
-        context.status.pages = {**context.status.pages, "splitter": page}
+        context.status.pages = {**context.status.pages, "splitter": (envoy.admin.address, ENVOY_METRICS)}
         deadline = time.monotonic() + _ENVOY_READY_S
         while True:
             context.check()

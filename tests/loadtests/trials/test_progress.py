@@ -16,7 +16,7 @@ from tailgate.loadtests.generator.load_log import LoadLog
 from tailgate.loadtests.trials.live_page import live_page
 from tailgate.loadtests.trials.progress import displayed, parts_of
 from tailgate.loadtests.trials.run_metrics import RunCollector, exporting
-from tailgate.loadtests.trials.status import ArmLoad, Load, MetricsPage, ReplicaState, Status, read_load
+from tailgate.loadtests.trials.status import ArmLoad, Load, ReplicaState, Status, read_load
 from tailgate.servers.clock import now_ns
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.front.metrics import FrontMetrics
@@ -148,10 +148,7 @@ def test_the_pages_of_processes_are_on_that_of_the_run_which_one_that_is_gone_do
         metrics = FrontMetrics(name.removesuffix("-0"), name)
         metrics.tokens.inc(7)
         replicas[name], _ = start_http_server(0, addr="127.0.0.1", registry=metrics.registry)
-    pages = {
-        name: MetricsPage(address=f"127.0.0.1:{server.server_port}", path="/metrics")
-        for name, server in replicas.items()
-    }
+    pages = {name: (f"127.0.0.1:{server.server_port}", "/metrics") for name, server in replicas.items()}
     status = Status(pages=pages, trials=3)
     samples = shown(status)
     assert value(samples, "tailgate_output_tokens_total", arm="naive", replica="naive-0") == 7

@@ -76,7 +76,7 @@ def test_a_mirrored_run_is_seen_on_its_live_page_and_by_prometheus(tmp_path: Pat
     assert shown["now"]["load"]["finished"] == shown["now"]["planned"] > 0
     assert any(event["phase"] == "serving" for event in shown["events"])
     assert shown["load"][-1]["arms"]["eager"]["ttft_p99_ms"] > 0
-    assert shown["now"]["replicas"]["eager-0"]["running"] is not None
+    assert shown["now"]["replicas"]["eager-0"]["text"] == "ready"
     assert shown["machines"]
     assert (ending["last"], ending["now"]["ended"]["complete"]) == (True, True)
 
