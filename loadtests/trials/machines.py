@@ -183,8 +183,6 @@ def measure_references(
                 trial.status.note(f"{device} was not measured {when} the trial: {answer.error}")
     finally:
         for child in children.values():
-            child.kill_now()
-        for child in children.values():
             child.kill()
         trial.status.detail = ""
         trial.keep_facts()
