@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -102,7 +102,7 @@ class TrialContext:
     """Trial number `number` (from 1) in `folder`.
 
     The experiment has its arms on the devices of this trial. `check` is called often, and raises StopRequestedError
-    when the user wants an end.
+    when the user wants an end. `arm_command` starts a replica; `shared_cache` has compiled code of all trials.
     """
 
     experiment: Experiment
@@ -111,6 +111,8 @@ class TrialContext:
     facts: TrialFacts
     status: Status
     check: Callable[[], None]
+    arm_command: Sequence[str]
+    shared_cache: Path
 
     @property
     def logs(self) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import grpc
@@ -26,6 +25,7 @@ from tailgate.servers.clock import now_ns
 from tailgate.servers.processes import Child, Listening, describe_exit
 from tailgate.servers.rpc.telemetry_pb2 import SnapshotResponse
 
+FRESH_CACHE = "compile-cache"  # compiled code of this trial alone
 _POLL_S = 0.1
 _STOP_GRACE_S = 10.0
 
@@ -47,18 +47,11 @@ class _Replica:
 
 
 class Replicas:
-    """Every replica of every arm that tailgate starts. `command` starts one, `cache` has their compiled code.
+    """Every replica of every arm that tailgate starts. `snapshots` has each one's report when it was warm."""
 
-    `snapshots` has each replica's report when it was warm.
-    """
-
-    def __init__(
-        self, trial: TrialContext, *, command: Sequence[str], cache: Path, collector: Collector, monitor: MonitorProcess
-    ) -> None:
+    def __init__(self, trial: TrialContext, *, collector: Collector, monitor: MonitorProcess) -> None:
         self._trial = trial
         self._monitor = monitor
-        self._command = tuple(command)
-        self._cache = cache
         self._collector = collector
         self._replicas: dict[str, _Replica] = {}
         self.snapshots: dict[str, SnapshotResponse] = {}
@@ -87,9 +80,10 @@ class Replicas:
         # With the logs: an arm called "generator" must not pass for the account of a load process.
         config_path = self._trial.logs / f"{name}.json"
         write_json(config_path, arm.config.to_dict(), indent=2)
-        cache = self._cache / name if trials.compile_cache == "fresh" else self._cache
+        fresh = trials.compile_cache == "fresh"
+        cache = self._trial.folder / FRESH_CACHE / name if fresh else self._trial.shared_cache
         cache.mkdir(parents=True, exist_ok=True)
-        command = [*self._command, "--config", str(config_path.resolve()), "--port", "0", "--replica", name]
+        command = [*self._trial.arm_command, "--config", str(config_path.resolve()), "--port", "0", "--replica", name]
         command += ["--cache-dir", str(cache.resolve()), "--json"]
         if security.token_env:
             command += ["--token-env", security.token_env]

@@ -193,18 +193,13 @@ class Orchestrator:
             facts=TrialFacts.of(experiment, number, schedule),
             status=self.status,
             check=self._check,
+            arm_command=self._arm_command,
+            shared_cache=self._shared_cache,
         )
 
     def _run_trial(self, context: TrialContext, schedule: Schedule, expected: dict[str, Answers] | None = None) -> None:
         """Record the trial, and end all that it started."""
-        trial = Trial(
-            context,
-            schedule=schedule,
-            shared_cache=self._shared_cache,
-            arm_command=self._arm_command,
-            expected=expected,
-            steering=self._steering(context),
-        )
+        trial = Trial(context, schedule=schedule, expected=expected, steering=self._steering(context))
         clean = False
         try:
             trial.run()

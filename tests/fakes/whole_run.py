@@ -164,7 +164,11 @@ def trial_context(
     status = Status()
     status.replicas = {name: ReplicaState() for arm in table.arms for name in arm.replica_names}
     facts = TrialFacts.of(table, 1, draw(table, source_of(table), 1))
-    return TrialContext(experiment=table, number=1, folder=folder, facts=facts, status=status, check=check)
+    return TrialContext(
+        **{"experiment": table, "number": 1, "folder": folder, "facts": facts, "status": status, "check": check},
+        arm_command=["false"],
+        shared_cache=folder / "cache",
+    )
 
 
 def external_trial(folder: Path, telemetry: dict[str, Any], *, replicas: int = 1) -> TrialContext:
