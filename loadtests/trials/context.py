@@ -39,13 +39,11 @@ class TrialFacts:
 
     trial: int
     design: str
-    control: str
     arms: list[dict[str, Any]]
     duration_s: float
     block_s: float
     load_processes: int
     devices: dict[str, str]
-    weights: dict[str, int]
     open_loop: bool = True
     steps: list[dict[str, Any]] = field(default_factory=list)
     settle_s: float | None = None
@@ -74,13 +72,11 @@ class TrialFacts:
         facts = cls(
             trial=number,
             design=traffic.design,
-            control=experiment.control.name,
             arms=[_arm(arm) for arm in experiment.arms],
             duration_s=traffic.duration_s,
             block_s=experiment.gates.block_s,
             load_processes=traffic.load_processes,
             devices={arm.name: arm.model.device for arm in experiment.own_arms},
-            weights={arm.name: arm.weight for arm in experiment.arms},
         )
         if schedule is not None:
             facts.steps = [dict(step) for step in schedule.steps]

@@ -238,7 +238,7 @@ class UsersTrial:
                 facts.startup[row["name"]] = start_up([self._first[name] for name in names])
                 row["config"] = configuration(self._first[names[0]])
         if not context.experiment.compare_models:
-            check_alike(self._first, f"{facts.control}-0")
+            check_alike(self._first, f"{context.experiment.control.name}-0")
 
     def _watch(self) -> None:
         """Record every death: a replica that cannot be reached any more, or that is another process than before."""
