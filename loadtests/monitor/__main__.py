@@ -36,7 +36,8 @@ def main() -> int:
     host = Host()
     cards = find_cards(task.devices, readings)
     gpus = Gpus(cards, readings=readings, processes=processes, sees_all=sees_all_processes())
-    say(Seen(devices=gpus.facts(), before=gpus.sample()[0]))
+    known = {name: readings.of(name, card.facts) for name, card in cards.items()}
+    say(Seen(devices=known, before=gpus.sample()[0]))
     # Only now: this takes longer than all of the above, for which the arms wait.
     from tailgate.analysis.records.schemas import MACHINES
     from tailgate.analysis.records.tables import RecordWriter

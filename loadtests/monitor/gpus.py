@@ -162,10 +162,6 @@ class Gpus:
         self._cards, self._readings, self._processes, self._sees_all = cards, readings, processes, sees_all
         self._unresolved: dict[str, set[int]] = {}
 
-    def facts(self) -> dict[str, dict[str, Any]]:
-        """Return what does not change of each GPU."""
-        return {name: self._readings.of(name, card.facts) for name, card in self._cards.items()}
-
     def sample(self) -> tuple[list[dict[str, Any]], dict[int, int | None]]:
         """Return a row of each GPU, and what each process holds of all GPUs together."""
         rows: list[dict[str, Any]] = []

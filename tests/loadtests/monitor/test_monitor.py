@@ -65,13 +65,14 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machines, "_STOP_GRACE_S", 60.0)
 
 
-def watched_trial(folder: Path, *devices: str, **machines: float) -> TrialContext:
-    names = ("eager", "compiled-padded")
+def trial(folder: Path, *devices: str, check: Callable[[], None] = lambda: None, **machines: float) -> TrialContext:
+    """A trial of an arm on each of the devices, on two processors where none is given."""
     arms = [
-        {"name": f"arm{number}", "preset": names[number], "control": not number, "model": {"device": device}}
-        for number, device in enumerate(devices)
+        {"name": f"arm{number}", "preset": "eager", "control": not number, "model": {"device": device}}
+        for number, device in enumerate(devices or ("cpu", "cpu"))
     ]
-    return trial_context(folder, {"arms": arms, "machines": machines, "compare_models": True})
+    table = {"arms": arms, "engine": {"threads": 3}, "machines": machines, "compare_models": True}
+    return trial_context(folder / "trial-01", table, check=check)
 
 
 def unreadable(context: TrialContext, name: str = "watcher") -> list[tuple[str, str]]:
@@ -84,7 +85,7 @@ def unreadable(context: TrialContext, name: str = "watcher") -> list[tuple[str, 
 def test_devices_are_sampled_before_and_during_the_trial_and_a_refused_reading_is_reported_once(
     tmp_path: Path, driver: None
 ) -> None:
-    context = watched_trial(tmp_path / "trial-01", "cuda", "cuda:1", sample_s=0.05)
+    context = trial(tmp_path, "cuda", "cuda:1", sample_s=0.05)
     watch = MonitorProcess(context)
     watch.first_sample()
     facts = json.loads((context.folder / "trial.json").read_text())["monitor"]
@@ -107,7 +108,7 @@ def test_a_driver_that_does_not_show_the_devices_in_time_is_not_asked_again(
     tmp_path: Path, driver: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machines, "_FIRST_LOOK_S", 0.0)
-    context = watched_trial(tmp_path / "trial-01", "cuda", "cuda:1")
+    context = trial(tmp_path, "cuda", "cuda:1")
     watch = MonitorProcess(context)
     watch.first_sample()
     watch.stop()
@@ -120,7 +121,7 @@ def test_a_watcher_that_dies_or_hangs_leaves_a_whole_table_a_note_and_a_recorded
     fault: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machines, "_STOP_GRACE_S", 0.2)
-    context = watched_trial(tmp_path / "trial-01", "cpu", "cpu", sample_s=0.05)
+    context = trial(tmp_path, sample_s=0.05)
     watch = MonitorProcess(context)
     sampled(context, "host")
     monkeypatch.setattr(TrialContext, "write_facts", Mock(side_effect=OSError(28, "No space left on device")))
@@ -173,27 +174,6 @@ DIES = "import os, sys; print('the driver fell off', file=sys.stderr, flush=True
 SILENT = "import time; time.sleep(60)"
 
 
-def measured_trial(
-    folder: Path,
-    *,
-    devices: tuple[str, ...] = ("cpu", "cpu"),
-    reference_s: float = 2.0,
-    external: bool = False,
-    check: Callable[[], None] = lambda: None,
-) -> TrialContext:
-    arms: list[dict[str, Any]] = [{"preset": "eager", "model": {"device": device}} for device in devices]
-    if external:
-        arms = [{"kind": "openai", "address": "http://127.0.0.1:9", "model_name": "m"} for _ in devices]
-    named = [{"name": f"arm-{index}", "control": not index, **arm} for index, arm in enumerate(arms)]
-    table = {
-        "arms": named,
-        "compare_models": external,
-        "engine": {"threads": 3},
-        "machines": {"reference_s": reference_s},
-    }
-    return trial_context(folder / "trial", table, check=check)
-
-
 def measure(context: TrialContext, program: str, when: When, **limits: float) -> None:
     measure_references(context, when, command=[sys.executable, "-c", program], **limits)
 
@@ -205,7 +185,7 @@ def reference_rows(context: TrialContext) -> list[dict[str, Any]]:
 
 
 def test_each_device_is_measured_once_with_its_arms_threads(tmp_path: Path) -> None:
-    context = measured_trial(tmp_path)
+    context = trial(tmp_path)
     measure(context, MEASURES, "before")
     (row,) = reference_rows(context)
     expected = {"device": "cpu", "when": "before", "at_ns": 5, "error": None}
@@ -215,7 +195,7 @@ def test_each_device_is_measured_once_with_its_arms_threads(tmp_path: Path) -> N
 
 
 def test_devices_are_measured_in_order_and_backwards_after_the_trial(tmp_path: Path) -> None:
-    context = measured_trial(tmp_path, devices=("cuda", "cuda:1", "cuda:0"))
+    context = trial(tmp_path, "cuda", "cuda:1", "cuda:0")
     began = time.monotonic()
     measure(context, SLOW_TO_COME_UP, "before")
     measure(context, SLOW_TO_COME_UP, "after")
@@ -240,7 +220,7 @@ def test_a_device_that_cannot_be_measured_is_a_row_and_a_note(
     program: str, start_s: float, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machines, "_MEASURE_S", 0.1)
-    context = measured_trial(tmp_path, reference_s=0.01)
+    context = trial(tmp_path, reference_s=0.01)
     measure(context, program, "after", start_timeout_s=start_s)
     (row,) = reference_rows(context)
     assert words in row["error"]
@@ -249,9 +229,8 @@ def test_a_device_that_cannot_be_measured_is_a_row_and_a_note(
     assert note.startswith("cpu was not measured after the trial")
 
 
-@pytest.mark.parametrize("options", [{"reference_s": 0}, {"external": True}])
-def test_neither_external_machines_nor_references_of_0_s_are_measured(options: dict[str, Any], tmp_path: Path) -> None:
-    context = measured_trial(tmp_path, **options)
+def test_references_of_0_s_are_not_measured(tmp_path: Path) -> None:
+    context = trial(tmp_path, reference_s=0)
     measure(context, DIES, "before")
     assert (context.facts.references, context.logs.exists()) == ([], False)
 
@@ -260,7 +239,7 @@ def test_an_interruption_ends_the_measurement_and_its_processes(tmp_path: Path) 
     def stop() -> None:
         raise StopRequestedError
 
-    context = measured_trial(tmp_path, check=stop)
+    context = trial(tmp_path, check=stop)
     before = set(processes._children)
     with pytest.raises(StopRequestedError):
         measure(context, SILENT, "before")

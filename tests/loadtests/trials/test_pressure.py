@@ -109,14 +109,6 @@ def test_a_trial_without_its_record_leaves_the_verdict_open(pressed: Start) -> N
     assert checked.in_words({}) == checked.in_words({"pressure": {"gpu_gib": 0.0}}) == ""
 
 
-def test_without_the_table_nothing_is_started(pressed: Start) -> None:
-    pressure, context = pressed(processors=0)
-    pressure.start()
-    at(context, 1.0)
-    pressure.poll()
-    assert context.facts.pressure is None
-
-
 def test_the_neighbour_keeps_processors_busy_until_it_is_killed() -> None:
     with subprocess.Popen([*NEIGHBOUR_COMMAND, "1", "0"], stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
