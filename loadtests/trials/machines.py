@@ -177,8 +177,8 @@ def measure_references(
                 child.command("go")
                 answer = answer_of(child, limit_s, trial.check)
             assert isinstance(answer, Measured)  # it is ready once
-            place = {"device": device, "when": when}
-            trial.facts.references.append({**place, "at_ns": answer.at_ns, **answer.values, "error": answer.error})
+            row = {"device": device, "when": when, "at_ns": answer.at_ns, **answer.values, "error": answer.error}
+            trial.facts.references.append(row)
             if answer.error:
                 trial.status.note(f"{device} was not measured {when} the trial: {answer.error}")
     finally:

@@ -159,9 +159,9 @@ class Replicas:
         return {arm.name: tuple(self._replicas[name].target for name in arm.replica_names) for arm in arms}
 
     @property
-    def process_ids(self) -> dict[str, int]:
-        """Return the process of every replica that lives, by its name."""
-        return {name: replica.child.pid for name, replica in self._replicas.items() if not replica.dead}
+    def process_ids(self) -> list[int]:
+        """Return the process of every replica that lives."""
+        return [replica.child.pid for replica in self._replicas.values() if not replica.dead]
 
     @property
     def all_dead(self) -> bool:

@@ -51,20 +51,17 @@ class ArmLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Live numbers of the load generator, all its processes together. `accounts` has what each reports."""
+    """Live numbers of the load generator, all its processes together. `accounts` has what each reports.
+
+    `lag_ms` is the p99 of the schedule lag of the worst process; None before any has one.
+    """
 
     finished: int = 0
     failed: int = 0
     t_s: float = 0.0
+    lag_ms: float | None = None
     arms: Mapping[str, ArmLoad] = field(default_factory=dict)
     accounts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-
-    @property
-    def lag_ms(self) -> float | None:
-        """Return the p99 of the schedule lag of the worst process; None before any has one."""
-        return max(
-            (account["lag_ms"]["p99"] for account in self.accounts.values() if "lag_ms" in account), default=None
-        )
 
 
 @dataclass(slots=True)
@@ -109,6 +106,7 @@ def read_load(folder: Path) -> Load:
         finished=sum(report["finished"] for report in reports),
         failed=sum(report["failed"] for report in reports),
         t_s=max((report["t_s"] for report in reports), default=0.0),
+        lag_ms=max((report["lag_ms"]["p99"] for report in reports if "lag_ms" in report), default=None),
         arms={name: _merged([report["arms"][name] for report in reports if name in report["arms"]]) for name in names},
         accounts=accounts,
     )
