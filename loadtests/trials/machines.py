@@ -137,13 +137,7 @@ def busy_text(row: Mapping[str, Any], device: Mapping[str, Any]) -> str:
     )
 
 
-def measure_references(
-    trial: TrialContext,
-    when: When,
-    *,
-    command: Sequence[str] = REFERENCE_COMMAND,
-    start_timeout_s: float = START_TIMEOUT_S,
-) -> None:
+def measure_references(trial: TrialContext, when: When, *, command: Sequence[str] = REFERENCE_COMMAND) -> None:
     """Measure how fast each device and the host are, and add a row for each device to trial.json.
 
     A process measures each device that an arm of ours uses, with the threads of its arms. All start together, as
@@ -170,7 +164,7 @@ def measure_references(
                 parse=messages_of(Ready, Measured),
             )
         # None measures while another still warms up.
-        answers = [answer_of(child, start_timeout_s, trial.check) for child in children.values()]
+        answers = [answer_of(child, START_TIMEOUT_S, trial.check) for child in children.values()]
         for (device, child), answer in zip(children.items(), answers, strict=True):
             trial.status.detail = device
             if isinstance(answer, Ready):

@@ -37,10 +37,8 @@ class Weighs:
 class Pressure:
     """The pressure of one trial. `poll` is called often while traffic flows; without [pressure] nothing happens."""
 
-    def __init__(
-        self, trial: TrialContext, monitor: MonitorProcess, *, command: Sequence[str] = NEIGHBOUR_COMMAND
-    ) -> None:
-        self._trial, self._monitor, self._command = trial, monitor, command
+    def __init__(self, trial: TrialContext, monitor: MonitorProcess) -> None:
+        self._trial, self._monitor = trial, monitor
         self._child: Child | None = None
         self._facts: dict[str, Any] = {"start_ns": None, "end_ns": None, "error": None}
 
@@ -53,10 +51,10 @@ class Pressure:
         trial.facts.pressure = facts
         trial.status.phase, trial.status.detail = "starting the pressure", ""
         size = int(settings.gpu_gib * (1 << 30))
-        devices = {device_name(arm.model.device) for arm in trial.experiment.own_arms if size}
+        gpus = {device_name(arm.model.device).removeprefix("cuda:") for arm in trial.experiment.own_arms if size}
         self._child = Child(
             "neighbour",
-            [*self._command, str(settings.processors), str(size), *(name.removeprefix("cuda:") for name in devices)],
+            [*NEIGHBOUR_COMMAND, str(settings.processors), str(size), *sorted(gpus)],
             log_path=trial.logs / "neighbour.log",
             environment=child_environment(),
             parse=messages_of(Weighs),

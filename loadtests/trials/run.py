@@ -49,11 +49,8 @@ class RunOutcome:
     def ended(self) -> dict[str, Any]:
         """Return how it ended, as documents have it."""
         why = self.error or ("the arms do not compute the same: see parity.json" if self.failed_parity else None)
-        return {
-            "complete": self.complete,
-            **({"interrupted": True} if self.interrupted else {}),
-            **({"error": why} if why else {}),
-        }
+        known = {"complete": self.complete, "interrupted": self.interrupted, "error": why}
+        return {key: value for key, value in known.items() if value or key == "complete"}
 
 
 class Orchestrator:

@@ -174,8 +174,8 @@ DIES = "import os, sys; print('the driver fell off', file=sys.stderr, flush=True
 SILENT = "import time; time.sleep(60)"
 
 
-def measure(context: TrialContext, program: str, when: When, **limits: float) -> None:
-    measure_references(context, when, command=[sys.executable, "-c", program], **limits)
+def measure(context: TrialContext, program: str, when: When) -> None:
+    measure_references(context, when, command=[sys.executable, "-c", program])
 
 
 def reference_rows(context: TrialContext) -> list[dict[str, Any]]:
@@ -220,8 +220,9 @@ def test_a_device_that_cannot_be_measured_is_a_row_and_a_note(
     program: str, start_s: float, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machines, "_MEASURE_S", 0.1)
+    monkeypatch.setattr(machines, "START_TIMEOUT_S", start_s)
     context = trial(tmp_path, reference_s=0.01)
-    measure(context, program, "after", start_timeout_s=start_s)
+    measure(context, program, "after")
     (row,) = reference_rows(context)
     assert words in row["error"]
     assert row["at_ns"] > 1.6e18

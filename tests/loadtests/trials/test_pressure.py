@@ -27,7 +27,7 @@ Start = Callable[..., tuple[Pressure, TrialContext]]
 
 
 @pytest.fixture
-def pressed(tmp_path: Path) -> Iterator[Start]:
+def pressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """Make a Pressure over arms on two cards whose neighbour runs `code`; end it afterwards."""
     made: list[Pressure] = []
 
@@ -41,7 +41,8 @@ def pressed(tmp_path: Path) -> Iterator[Start]:
         whole = {"arms": arms, "traffic": traffic, "engine": engine, "trials": {"swap_devices": False}}
         context = trial_context(tmp_path / "trial", {**whole, "pressure": table or {"gpu_gib": 20}})
         context.logs.mkdir()
-        made.append(Pressure(context, Mock(), command=[sys.executable, "-c", code]))
+        monkeypatch.setattr("tailgate.loadtests.trials.pressure.NEIGHBOUR_COMMAND", (sys.executable, "-c", code))
+        made.append(Pressure(context, Mock()))
         return made[-1], context
 
     yield make
