@@ -120,7 +120,6 @@ def test_metrics_are_those_of_the_status_and_of_all_load_processes(tmp_path: Pat
     samples = shown(status)
     for name, labels, expected in (
         ("run_phase", {"phase": "traffic"}, 1),
-        ("run_trials", {}, 3),
         ("run_replica_ready", {"replica": "eager-0"}, 1),
         ("run_replica_ready", {"replica": "naive-0"}, 0),
         ("run_replica_compile_events_total", {"replica": "naive-0"}, 4),
