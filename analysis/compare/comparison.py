@@ -232,17 +232,15 @@ def _info(info: Mapping[str, Any], side: _Side) -> dict[str, Any]:
     def renamed(values: Any) -> dict[str, Any]:
         return {side.name if key == side.arm else key: value for key, value in mapping(values).items()}
 
-    kept = {key: value for key, value in info.items() if key not in ("answers", "asked", "control")}
+    kept = {key: value for key, value in info.items() if key not in ("answers", "asked")}
     for key, column in (("arms", "name"), ("deaths", "arm")):
         if key in kept:
             kept[key] = [{**row, column: side.name} for row in rows_of(kept[key]) if row.get(column) == side.arm]
-    for key in kept.keys() & {"startup", "planned", "weights", "ended_arms"}:
+    for key in kept.keys() & {"startup", "planned", "ended_arms"}:
         kept[key] = {name: value for name, value in renamed(kept[key]).items() if name == side.name}
     # Other arms keep their devices, which they may have shared with it.
     if "devices" in kept:
         kept["devices"] = renamed(kept["devices"])
-    if "monitor" in kept:
-        kept["monitor"] = {**mapping(kept["monitor"]), "arms": renamed(mapping(kept["monitor"]).get("arms"))}
     return {**kept, "design": DESIGN}
 
 

@@ -20,7 +20,6 @@ from pydantic import BaseModel, Field, ValidationError
 
 from tailgate.analysis.records.documents import read_document, write_document
 from tailgate.analysis.records.plain_values import first_of, mapping, number, rows_of, table, text_of
-from tailgate.analysis.records.schemas import RUN_HOST
 from tailgate.analysis.records.tables import RecordError
 
 RUN_LIST = "runs.json"
@@ -145,7 +144,7 @@ class RecordedRun:
     @property
     def machine(self) -> str:
         """The identity of the machine that it ran on; empty if it is not recorded."""
-        return next(filter(None, (text_of(self.environment, "machine"), *map(machine_of, self.infos))), "")
+        return text_of(self.environment, "machine")
 
     def with_own_names(self, rows: pa.Table, trial: int) -> pa.Table:
         """Return the rows of a table of `trial`, with its number where they state none. Among several runs, trials have
@@ -161,11 +160,6 @@ class RecordedRun:
         for own in np.unique(given).tolist():
             numbers[given == own] = self.trials.get(own, self.unknown)
         return _replaced(rows, "trial", pa.array(numbers))
-
-
-def machine_of(info: Mapping[str, Any] | None) -> str:
-    """Return the identity of the machine in trial.json, by its monitor; empty if it had none."""
-    return text_of(mapping(mapping(mapping(mapping(info).get("monitor")).get("machines")).get(RUN_HOST)), "machine")
 
 
 def _replaced(rows: pa.Table, name: str, column: Any) -> pa.Table:

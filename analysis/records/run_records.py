@@ -37,7 +37,7 @@ class RunRecords:
     directory: Path
     experiment: dict[str, Any]
     environment: dict[str, Any]
-    trials: tuple[dict[str, Any], ...]  # trial.json of each trial, in order; empty for bare tables
+    trials: tuple[dict[str, Any], ...]  # trial.json of each trial with its `machine`, in order; empty for bare tables
     generators: tuple[dict[str, Any], ...]
     requests: RequestColumns
     events: pa.Table | None  # None: no such file, so nothing is known of compiles
@@ -193,7 +193,7 @@ def _records(opened: Sequence[tuple[RecordedRun, _Files]]) -> RunRecords:
     for run, files in opened:
         for number, info, folder in zip(run.numbers, run.infos, run.folders, strict=True):
             trial = {"trial": run.trials[number]}
-            infos += [] if info is None else [{**info, **trial}]
+            infos += [] if info is None else [{**info, **trial, "machine": run.machine}]
             for stem, found in tables.items():
                 for path in table_files(folder, stem):
                     found.append(TABLES[stem].empty_table())

@@ -6,9 +6,6 @@ from typing import Final
 
 import pyarrow as pa
 
-# The host that runs tailgate and the arms that it starts: the only one that is monitored.
-RUN_HOST = "run"
-
 # Name, type and meaning. The end of a name is its unit; times are ns since the epoch, on a clock that is monotonic
 # within a run.
 Columns = tuple[tuple[str, pa.DataType, str], ...]

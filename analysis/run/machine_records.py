@@ -132,9 +132,7 @@ def _device(trial: Trial, rows: Rows) -> Device:
     working = np.isfinite(clocks) & ~(rows.column("utilisation_pct") <= 0)
     free = clocks[working & np.array([not names for names in held], dtype=np.bool_)]
     foreign = rows.column("foreign_processes")
-    before = [
-        row for row in rows_of(mapping(trial.info.get("monitor")).get("before")) if row.get("device") == rows.name
-    ]
+    before = [row for row in rows_of(mapping(trial.info.get("monitor")).get("before")) if row.get("name") == rows.name]
     most = rows.level("foreign_processes", np.max)
     limit = rows.level("power_limit_w", np.min)
     sampled = rows.seconds >= LEAST_SAMPLED * trial.seconds
@@ -154,7 +152,8 @@ def _device(trial: Trial, rows: Rows) -> Device:
         foreign_processes=None if most is None else int(most),
         foreign_bytes=rows.level("foreign_memory_bytes", np.max),
         held_before=any(
-            rows_of(row.get("processes")) or (number(row.get("memory_bytes")) or 0.0) > _MUCH_BYTES for row in before
+            number(row.get("foreign_processes")) or (number(row.get("memory_bytes")) or 0.0) > _MUCH_BYTES
+            for row in before
         ),
     )
 

@@ -191,13 +191,9 @@ class Run:
 
     @property
     def weights(self) -> dict[str, float]:
-        """The splitter's weight of each arm, as trials say, else as the experiment does."""
-        reported = mapping(first_of(self.infos, "weights"))
-        weights = {str(name): number(value) or 0.0 for name, value in reported.items()}
-        for row in rows_of(self.records.experiment.get("arms")):
-            if "name" in row and str(row["name"]) not in weights:
-                weights[str(row["name"])] = number(row.get("weight")) or 0.0
-        return weights
+        """The splitter's weight of each arm in the experiment."""
+        rows = rows_of(self.records.experiment.get("arms"))
+        return {str(row["name"]): number(row.get("weight")) or 0.0 for row in rows if "name" in row}
 
     def rate(self, count: int, arm: str | None = None) -> float:
         """Return `count` per second of the run; for an arm, of its own trials."""
@@ -316,7 +312,6 @@ def _arms(records: RunRecords, requests: Requests) -> tuple[str, tuple[str, ...]
         raise RecordError("the records name no arm and hold no request: give a run with requests")
     rows = rows_of(records.experiment.get("arms"))
     control = next((str(row["name"]) for row in rows if row.get("control") is True and "name" in row), None)
-    control = control or first_of(records.trials, "control")
     control = control or next((name for name in ("control", "eager") if name in names), None)
     if control is None:
         raise RecordError(

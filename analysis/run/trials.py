@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tailgate.analysis.arrays import Ints
-from tailgate.analysis.records.joining import RecordedRun, machine_of
+from tailgate.analysis.records.joining import RecordedRun
 from tailgate.analysis.records.plain_values import mapping, number, rows_of, text_of
 from tailgate.analysis.records.plain_values import seconds as seconds_of
 from tailgate.analysis.records.requests import Requests
@@ -105,19 +105,18 @@ def described(trial: Trial, device: str) -> Mapping[str, Any]:
 
 def identity_of(trial: Trial, device: str) -> str:
     """Return what identifies a device in all trials, whatever its name there."""
-    return text_of(described(trial, device), "uuid", f"{machine_of(trial.info)} {device}")
+    return text_of(described(trial, device), "uuid", f"{text_of(trial.info, 'machine')} {device}")
 
 
 def devices_of(trial: Trial) -> dict[str, str]:
     """Return the device of each managed arm: `auto` and `cuda` are the first card, or the processor.
 
-    The monitor's names are resolved; a replica that reports that it ran on the processor takes precedence.
+    A replica that reports that it ran on the processor takes precedence.
     """
-    monitor = mapping(trial.info.get("monitor"))
-    cards = [str(name) for name in mapping(monitor.get("devices"))]
+    cards = [str(name) for name in mapping(mapping(trial.info.get("monitor")).get("devices"))]
     first = _FIRST_CARD if _FIRST_CARD in cards else next(iter(cards), None)
     devices = {}
-    for arm, given in {**mapping(trial.info.get("devices")), **mapping(monitor.get("arms"))}.items():
+    for arm, given in mapping(trial.info.get("devices")).items():
         name = str(given)
         product = mapping(mapping(trial.info.get("startup")).get(arm)).get("device")
         if product == "cpu":

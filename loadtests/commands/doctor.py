@@ -20,7 +20,7 @@ from tailgate.servers import stdout
 from tailgate.servers.complaint import ConfigError, check_installed, not_installed
 
 if TYPE_CHECKING:
-    from tailgate.servers.processes import Child, Measured, Ready
+    from tailgate.servers.processes import Measured, Ready
 
 EXAMPLES = """\
   tailgate doctor
@@ -33,7 +33,6 @@ _FIGURES = {
     "launch_us": ("launch", "µs"),
     "python_ms": ("Python", "ms"),
 }
-_POLL_S = 0.25
 
 
 class Finding(NamedTuple):
@@ -121,7 +120,7 @@ def measured(seconds: float) -> Iterator[Finding]:
 
     from tailgate.analysis.settings.gate_limits import GateLimits
     from tailgate.loadtests.monitor.host import Host
-    from tailgate.loadtests.trials.machines import REFERENCE_COMMAND, START_TIMEOUT_S
+    from tailgate.loadtests.trials.machines import REFERENCE_COMMAND, START_TIMEOUT_S, answer_of
     from tailgate.loadtests.trials.processes import child_environment
     from tailgate.servers.processes import Child, Measured, Ready, messages_of, temporary_folder
 
@@ -136,7 +135,7 @@ def measured(seconds: float) -> Iterator[Finding]:
             for name in ("first", "second")
         ]
         try:
-            answers = [_answer(child, START_TIMEOUT_S) for child in children]
+            answers = [answer_of(child, START_TIMEOUT_S, lambda: None) for child in children]
             # What both used until now; what ended children used is in os.times().
             own_s = -sum(os.times()[:4])
             for child in children:
@@ -146,7 +145,7 @@ def measured(seconds: float) -> Iterator[Finding]:
             for place, child in enumerate(children):
                 if isinstance(answers[place], Ready):
                     child.command("go")
-                    answers[place] = _answer(child, 30.0 + 10.0 * seconds, lambda: clocks.extend(_clock()))
+                    answers[place] = answer_of(child, 30.0 + 10.0 * seconds, lambda: clocks.extend(_clock()))
             after = (time.monotonic(), *processors())
         finally:
             for child in children:
@@ -169,23 +168,9 @@ def _limited(what: str, text: str, remedy: str, *, fine: bool) -> Finding:
     return Finding(what, "ok", text) if fine else Finding(what, "warning", f"{text}: {remedy}", carries=False)
 
 
-def _answer(child: Child, limit_s: float, poll: Callable[[], object] = lambda: None) -> Ready | Measured | str:
-    """Wait for the next message of a reference, and poll meanwhile; a text is why none comes."""
-    deadline = time.monotonic() + limit_s
-    while time.monotonic() < deadline:
-        messages, ended = child.receive(_POLL_S)
-        if messages:
-            return cast("Ready | Measured", messages[0])
-        if ended is not None:
-            return f"the reference {child.ending(ended, 1)}"
-        poll()
-    return f"the reference took over {limit_s:g} s"
-
-
-def _speed(answers: Sequence[Ready | Measured | str], limit: float) -> Finding:
+def _speed(answers: Sequence[Ready | Measured], limit: float) -> Finding:
     """Return whether both measurements agree."""
-    faults = [answer if isinstance(answer, str) else getattr(answer, "error", None) for answer in answers]
-    if why := next(filter(None, faults), None):
+    if why := next(filter(None, (getattr(answer, "error", None) for answer in answers)), None):
         return _limited("speed", f"not measured: {why}", "end other work", fine=False)
     first, second = (cast("Measured", answer).values for answer in answers)
     shown = ", ".join(f"{name} {second[key]:.3g} {unit}" for key, (name, unit) in _FIGURES.items())

@@ -10,37 +10,36 @@ from tailgate.loadtests.commands.exits import EXIT_BROKE, complain, stopping, wi
 from tailgate.loadtests.commands.parity import show_parity
 from tailgate.loadtests.commands.verdict import judge_run
 from tailgate.loadtests.trials.environment import has_requests
-from tailgate.loadtests.trials.live_page import live_page, page_port
+from tailgate.loadtests.trials.live_page import live_page
 from tailgate.loadtests.trials.preflight import check_port
 from tailgate.loadtests.trials.progress import displayed
 from tailgate.loadtests.trials.run import Orchestrator
 from tailgate.loadtests.trials.status import Status
 
 
-def run_and_judge(orchestrator: Orchestrator, *, page: str, metrics: str, verbosity: int, as_json: bool) -> int:
+def run_and_judge(orchestrator: Orchestrator, *, page: int | None, metrics: str, quiet: bool, as_json: bool) -> int:
     """Run the experiment and judge it, after checks that start nothing; return the exit code.
 
-    `page` and `metrics` are --page and --metrics.
+    `page` and `metrics` are --page, None for no page, and --metrics.
     """
-    status, port = orchestrator.status, page_port(page)
-    if port:
-        check_port(port, key="--page")
-    orchestrator.metrics = bool(metrics)
+    status = orchestrator.status
+    if page:
+        check_port(page, key="--page")
     orchestrator.prepare()
     ended: dict[str, Any] = {"complete": False, "error": "it ended in the middle"}
     with ExitStack() as stack:
-        if port is not None:
-            stack.enter_context(live_page(status, port, ended))
+        if page is not None:
+            stack.enter_context(live_page(status, page, ended))
         if metrics:
             from tailgate.loadtests.trials.run_metrics import exporting
 
             stack.enter_context(exporting(status, metrics))
-        return _run(orchestrator, status, ended, verbosity=verbosity, as_json=as_json)
+        return _run(orchestrator, status, ended, quiet=quiet, as_json=as_json)
 
 
-def _run(orchestrator: Orchestrator, status: Status, ended: dict[str, Any], *, verbosity: int, as_json: bool) -> int:
+def _run(orchestrator: Orchestrator, status: Status, ended: dict[str, Any], *, quiet: bool, as_json: bool) -> int:
     """Run and judge the experiment, put into `ended` how it ended, and return the exit code."""
-    with stopping(orchestrator.interrupt, status.note), displayed(status, verbosity=verbosity):
+    with stopping(orchestrator.interrupt, status.note), displayed(status, quiet=quiet):
         outcome = orchestrator.run()
         status.phase = "stopped" if not outcome.complete else "recorded"
     if outcome.error is not None:
@@ -54,6 +53,6 @@ def _run(orchestrator: Orchestrator, status: Status, ended: dict[str, Any], *, v
     if not outcome.complete and not has_requests(outcome.run_dir):
         return without_verdict(outcome.run_dir, ended, as_json=as_json)
     status.phase = "judging"
-    if verbosity >= 0 and not sys.stderr.isatty():
+    if not quiet and not sys.stderr.isatty():
         print(f"judging {outcome.run_dir}", file=sys.stderr)
-    return judge_run(outcome.run_dir, ended, as_json=as_json, broke=not outcome.complete, quiet=verbosity < 0)
+    return judge_run(outcome.run_dir, ended, as_json=as_json, broke=not outcome.complete, quiet=quiet)

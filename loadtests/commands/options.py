@@ -78,9 +78,6 @@ Duration = Annotated[
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress: only the result and errors.")]
-Verbose = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Print progress as lines, and everything that the run's processes log.")
-]
 Slo = Annotated[
     list[str] | None,
     typer.Option(
@@ -89,8 +86,12 @@ Slo = Annotated[
     ),
 ]
 Page = Annotated[
-    str,
-    typer.Option(metavar="PORT", help="Port of the live page on this machine; 0 for a free one, or off."),
+    int | None,
+    typer.Option(
+        metavar="PORT",
+        parser=lambda text: None if text == "off" else number(int, 0, 65535)(text),
+        help="Port of the live page on this machine; 0 for a free one, or off.",
+    ),
 ]
 Metrics = Annotated[
     str,

@@ -63,6 +63,6 @@ def production_table(table: Mapping[str, Any]) -> dict[str, Any]:
     left = {
         "traffic": {**kept, "design": "split", "arrivals": "users"},
         "parity": {"served": False},
-        "machines": {"sample_s": 0.0, "reference_s": 0.0},
+        "machines": {"reference_s": 0.0},
     }
     return {**{key: value for key, value in table.items() if key != "pressure"}, **left}

@@ -16,14 +16,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tailgate.analysis.wording import counted
-from tailgate.loadtests.monitor.gpus import Card, Gpus, index_of, sees_all_processes, shown_cards, visible_cards
-from tailgate.loadtests.monitor.host import Host, machine_identity
+from tailgate.loadtests.monitor.gpus import Card, Gpus, index_of, sees_all_processes, visible_cards
+from tailgate.loadtests.monitor.host import Host
 from tailgate.loadtests.monitor.processes import Processes
 from tailgate.loadtests.monitor.readings import Readings, Seen, Task, Watch, reason
 from tailgate.servers.clock import now_ns
 from tailgate.servers.processes import say
 
-_HOST = "run"
+_HOST = "run"  # runs tailgate and the arms that it starts: the only one that is monitored
 
 
 def main() -> int:
@@ -36,8 +36,8 @@ def main() -> int:
     host = Host()
     cards = find_cards(task.devices, readings)
     gpus = Gpus(cards, readings=readings, processes=processes, sees_all=sees_all_processes())
-    machine = {"machine": machine_identity(card.uuid for card in shown_cards())}
-    say(Seen(machines={_HOST: machine}, devices=gpus.facts(), before=gpus.before()))
+    known = {name: readings.of(name, card.facts) for name, card in cards.items()}
+    say(Seen(devices=known, before=gpus.sample()[0]))
     # Only now: this takes longer than all of the above, for which the arms wait.
     from tailgate.analysis.records.schemas import MACHINES
     from tailgate.analysis.records.tables import RecordWriter

@@ -8,8 +8,6 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from tailgate.loadtests.monitor.processes import Processes
 from tailgate.loadtests.monitor.readings import Probes, Readings
 
@@ -164,41 +162,23 @@ class Gpus:
         self._cards, self._readings, self._processes, self._sees_all = cards, readings, processes, sees_all
         self._unresolved: dict[str, set[int]] = {}
 
-    def facts(self) -> dict[str, dict[str, Any]]:
-        """Return what does not change of each GPU."""
-        return {name: self._readings.of(name, card.facts) for name, card in self._cards.items()}
-
-    def before(self) -> list[dict[str, Any]]:
-        """Return what each GPU does before the run uses it, with the foreign processes on it, null where not shown."""
-        rows = []
-        for name, card in self._cards.items():
-            row, _, foreign = self._read(name, card)
-            processes = None if foreign is None else [{"pid": pid, "name": _name_of(pid)} for pid in foreign]
-            rows.append({"device": name, "processes": processes, "memory_bytes": row.get("memory_bytes")})
-        return rows
-
     def sample(self) -> tuple[list[dict[str, Any]], dict[int, int | None]]:
         """Return a row of each GPU, and what each process holds of all GPUs together."""
         rows: list[dict[str, Any]] = []
         held: dict[int, int | None] = {}
         for name, card in self._cards.items():
-            row, listed, foreign = self._read(name, card)
-            for pid, size in listed.items():
-                held[pid] = _total((held.get(pid, 0), size))
-            if foreign is not None:
-                row |= {"foreign_processes": len(foreign), "foreign_memory_bytes": _total(foreign.values())}
-            rows.append({"kind": "device", "name": name, **row})
+            row = {"kind": "device", "name": name, **self._readings.of(name, card.probes)}
+            listed = self._readings.of(name, {"foreign_processes": card.processes}).get("foreign_processes")
+            if listed is not None:
+                held |= {pid: _total((held.get(pid, 0), size)) for pid, size in listed.items()}
+                foreign = self._foreign(name, listed, row.get("memory_bytes", 0))
+                if foreign is not None:
+                    row |= {"foreign_processes": len(foreign), "foreign_memory_bytes": _total(foreign.values())}
+            rows.append(row)
         return rows, held
 
-    def _read(
-        self, name: str, card: Card
-    ) -> tuple[dict[str, Any], Mapping[int, int | None], dict[int, int | None] | None]:
-        """Return the columns of a sample, the processes on the GPU with their memory, and the foreign ones of them:
-        None where the list cannot show that."""
-        row = self._readings.of(name, card.probes)
-        listed = self._readings.of(name, {"foreign_processes": card.processes}).get("foreign_processes")
-        if listed is None:
-            return row, {}, None
+    def _foreign(self, name: str, listed: Mapping[int, int | None], used: int) -> dict[int, int | None] | None:
+        """Return the foreign processes on the GPU with their memory; None where the list cannot show them."""
         owners = {pid: self._processes.is_of_run(pid) for pid in listed}
         foreign = {pid: listed[pid] for pid, own in owners.items() if own is False}
         if self._sees_all:
@@ -207,18 +187,11 @@ class Gpus:
             foreign |= {pid: listed[pid] for pid in unresolved & self._unresolved.get(name, set())}
             self._unresolved[name] = unresolved
         why = "" if foreign or self._sees_all else _CONTAINER
-        if self._sees_all and not listed and row.get("memory_bytes", 0) > MUCH_BYTES:
+        if self._sees_all and not listed and used > MUCH_BYTES:
             why = _NOTHING_LISTED
         if why:
             self._readings.unreadable(name, "foreign_processes", why)
-        return row, listed, None if why else foreign
-
-
-def _name_of(pid: int) -> str | None:
-    try:
-        return str(psutil.Process(pid).name())
-    except psutil.Error:
-        return None
+        return None if why else foreign
 
 
 def _total(sizes: Collection[int | None]) -> int | None:

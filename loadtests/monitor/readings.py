@@ -22,9 +22,8 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What is on the machine before the run starts anything: by host, by device, and what each device does."""
+    """What each device is, and a sample of each before the run starts anything."""
 
-    machines: Mapping[str, Mapping[str, Any]]
     devices: Mapping[str, Mapping[str, Any]]
     before: Sequence[Mapping[str, Any]]
 

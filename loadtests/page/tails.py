@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator
 from contextlib import suppress
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from tailgate.analysis.records.documents import parse_json
+from tailgate.analysis.records.documents import parse_lines
 
 _LINES_AT_ONCE = 4 << 20  # bytes, more than any line of a run has
 _BATCHES_AT_ONCE = 64 << 20
@@ -31,16 +32,10 @@ class LinesTail:
 
     def new(self) -> list[dict[str, Any]]:
         """Return the objects that came since, in the order of the file: of a long file the first of them."""
-        rows: list[dict[str, Any]] = []
         content = _read(self._path, self._at, _LINES_AT_ONCE)
         whole = content[: content.rfind(b"\n") + 1]
         self._at += len(whole)
-        for line in whole.splitlines():
-            with suppress(ValueError):
-                document = parse_json(line.decode("utf-8", "replace"))
-                if isinstance(document, dict):
-                    rows.append(document)
-        return rows
+        return parse_lines(BytesIO(whole))[0]
 
 
 class TableTail:

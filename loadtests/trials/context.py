@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -39,13 +39,11 @@ class TrialFacts:
 
     trial: int
     design: str
-    control: str
     arms: list[dict[str, Any]]
     duration_s: float
     block_s: float
     load_processes: int
     devices: dict[str, str]
-    weights: dict[str, int]
     open_loop: bool = True
     steps: list[dict[str, Any]] = field(default_factory=list)
     settle_s: float | None = None
@@ -74,13 +72,11 @@ class TrialFacts:
         facts = cls(
             trial=number,
             design=traffic.design,
-            control=experiment.control.name,
             arms=[_arm(arm) for arm in experiment.arms],
             duration_s=traffic.duration_s,
             block_s=experiment.gates.block_s,
             load_processes=traffic.load_processes,
             devices={arm.name: arm.model.device for arm in experiment.own_arms},
-            weights={arm.name: arm.weight for arm in experiment.arms},
         )
         if schedule is not None:
             facts.steps = [dict(step) for step in schedule.steps]
@@ -102,7 +98,7 @@ class TrialContext:
     """Trial number `number` (from 1) in `folder`.
 
     The experiment has its arms on the devices of this trial. `check` is called often, and raises StopRequestedError
-    when the user wants an end. `metrics`: replicas show a page to Prometheus.
+    when the user wants an end. `arm_command` starts a replica; `shared_cache` has compiled code of all trials.
     """
 
     experiment: Experiment
@@ -111,7 +107,8 @@ class TrialContext:
     facts: TrialFacts
     status: Status
     check: Callable[[], None]
-    metrics: bool = False
+    arm_command: Sequence[str]
+    shared_cache: Path
 
     @property
     def logs(self) -> Path:

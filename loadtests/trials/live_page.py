@@ -18,25 +18,12 @@ from tailgate.analysis.records.documents import write_document
 from tailgate.loadtests.page.server import PageServer
 from tailgate.loadtests.trials.status import Status
 from tailgate.servers.clock import now_ns
-from tailgate.servers.complaint import ConfigError
 
 _START_S, _EVERY_S = 0.1, 1.0
 _LAST_WAIT_S = 3.0
 _MOST_NOTES = 60
 _SHOWN = ("phase", "detail", "trial", "trials", "planned", "duration_s")
 _SHOWN_OF_LOAD = ("finished", "failed", "t_s", "lag_ms")
-OFF = "off"
-
-
-def page_port(text: str) -> int | None:
-    """Return the port of --page, 0 for a free one; None for `off`. Raises ConfigError."""
-    if text == OFF:
-        return None
-    if not text.isascii() or not text.isdecimal() or int(text) > 65535:
-        raise ConfigError(
-            f'--page "{text}" is no port of this machine: give one such as 8080, 0 for a free one, or {OFF}'
-        )
-    return int(text)
 
 
 @contextmanager
@@ -78,13 +65,10 @@ def _serve(status: Status, port: int, ended: Mapping[str, Any], closing: threadi
 
 
 def _write_status(run_dir: Path, status: Status, began_ns: int, ended: Mapping[str, Any] | None = None) -> None:
-    load, at_ns = status.load, now_ns()
-    replicas = {
-        name: {**asdict(state), "text": state.text(), "running": state.running(at_ns)}
-        for name, state in dict(status.replicas).items()
-    }
+    load = status.load
+    replicas = {name: {**asdict(state), "text": state.text()} for name, state in dict(status.replicas).items()}
     content = {
-        **{"at_ns": at_ns, "began_ns": began_ns, **{name: getattr(status, name) for name in _SHOWN}},
+        **{"at_ns": now_ns(), "began_ns": began_ns, **{name: getattr(status, name) for name in _SHOWN}},
         **{"replicas": replicas, "load": {name: getattr(load, name) for name in _SHOWN_OF_LOAD}},
         **{"notes": status.notes[-_MOST_NOTES:], "ended": ended},
     }

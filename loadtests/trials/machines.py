@@ -9,14 +9,15 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, Literal, cast
 
 from tailgate.analysis.records.schemas import MACHINES
 from tailgate.analysis.records.tables import CUT_OFF, RecordError, RecordWriter, read_table
-from tailgate.loadtests.monitor.gpus import MUCH_BYTES, device_name, index_of
+from tailgate.analysis.wording import counted
+from tailgate.loadtests.monitor.gpus import MUCH_BYTES, device_name
 from tailgate.loadtests.monitor.readings import Seen, Task, Unreadable, Watch
 from tailgate.loadtests.trials.context import TrialContext
 from tailgate.loadtests.trials.processes import child_environment, thread_variables
@@ -36,26 +37,18 @@ When = Literal["before", "after"]
 
 
 class MonitorProcess:
-    """Sample the machines of `trial` from now until `stop`, unless machines.sample_s is 0.
+    """Sample the machines of `trial` from now until `stop`.
 
     A monitor that dies is a thing that cannot be read; the trial goes on.
     """
 
     def __init__(self, trial: TrialContext) -> None:
         self._trial = trial
-        self.child: Child | None = None
-        self._ended = False
+        self._begun = self._ended = False
         self._table = trial.folder / "machines.arrow"
-        machines = trial.experiment.machines
-        if not machines.sample_s:
-            return
+        sample_s = trial.experiment.machines.sample_s
         devices = sorted({arm.model.device for arm in trial.experiment.own_arms} - {"cpu"})
-        task = Task(
-            out=str(self._table.resolve()),
-            trial=trial.number,
-            sample_s=machines.sample_s,
-            devices=devices,
-        )
+        task = Task(out=str(self._table.resolve()), trial=trial.number, sample_s=sample_s, devices=devices)
         self.child = Child(
             "watcher",
             [*MONITOR_COMMAND, json.dumps(asdict(task))],
@@ -64,32 +57,25 @@ class MonitorProcess:
             commands=True,
             parse=messages_of(Seen, Unreadable),
         )
-        empty: dict[str, Any] = {"machines": {}, "devices": {}, "unreadable": [], "before": []}
-        trial.facts.monitor = {"interval_s": machines.sample_s, **empty}
+        self._facts: dict[str, Any] = {"interval_s": sample_s, "devices": {}, "unreadable": [], "before": []}
+        trial.facts.monitor = self._facts
 
     def first_sample(self) -> None:
         """Wait until it has read the devices, before anything of the trial is on them, where any arm runs on one."""
-        if self.child is None or all(arm.model.device == "cpu" for arm in self._trial.experiment.own_arms):
+        if all(arm.model.device == "cpu" for arm in self._trial.experiment.own_arms):
             return
         deadline = time.monotonic() + _FIRST_LOOK_S
-        while not self._ended and not self._monitor["machines"]:
+        while not self._ended and not self._begun:
             if time.monotonic() > deadline:
                 self.child.kill()  # the driver hangs
             self._trial.check()
             self.poll(_POLL_S)
-
-    def place_arms(self) -> None:
-        """Put each arm on the device that its replicas report into the facts, once they have."""
-        if self.child is not None and self._monitor["machines"]:
-            self._monitor["arms"] = self._devices_of_arms()
 
     def name(self, name: str, pid: int | None, *, arm: str | None = None) -> None:
         """Sample the process and its descendants under `name`; an arm's replica with its arm.
 
         An external server on this host whose process is unknown (None) cannot be distinguished from other work.
         """
-        if self.child is None:
-            return
         if pid is not None:
             self.child.command(json.dumps(asdict(Watch(name=name, pid=pid, arm=arm))))
         else:
@@ -97,8 +83,6 @@ class MonitorProcess:
 
     def poll(self, timeout_s: float = 0.0) -> None:
         """Take what the monitor says into the trial's facts, and note its death."""
-        if self.child is None:
-            return
         messages, ended = self.child.receive(timeout_s)
         for message in messages:
             self._take(message)
@@ -113,10 +97,8 @@ class MonitorProcess:
 
     def stop(self) -> None:
         """End the sampling and complete machines.arrow."""
-        if self.child is None:
-            return
         self.poll()
-        self._ended |= not self._monitor["machines"]  # it has not begun
+        self._ended |= not self._begun
         self.child.stop(_STOP_GRACE_S)
         self.poll()
 
@@ -130,56 +112,32 @@ class MonitorProcess:
                     writer.append_batch(batch)
             ended.replace(self._table)
 
-    @property
-    def _monitor(self) -> dict[str, Any]:
-        assert self._trial.facts.monitor is not None
-        return self._trial.facts.monitor
-
     def _take(self, message: object) -> None:
         if isinstance(message, Unreadable):
-            self._monitor["unreadable"].append(asdict(message))
+            self._facts["unreadable"].append(asdict(message))
         elif isinstance(message, Seen):
-            self._monitor.update(asdict(message))
-            self.place_arms()
-            for reading in message.before:
-                if text := busy_text(reading, message.devices.get(reading["device"], {})):
+            self._begun = True
+            self._facts.update(asdict(message))
+            for row in message.before:
+                if text := busy_text(row, message.devices[row["name"]]):
                     self._trial.status.note(text)
             self._trial.keep_facts()
 
-    def _devices_of_arms(self) -> dict[str, str]:
-        """Return the device of each arm by its name in the records: `cuda` and an `auto` that finds a GPU are cuda:0.
 
-        A build of torch without CUDA does not find the GPU that the driver shows: its replica says that it is on cpu.
-        """
-        names = {}
-        for arm in self._trial.experiment.own_arms:
-            reported = self._trial.facts.startup.get(arm.name, {}).get("device")
-            given = "cpu" if reported == "cpu" else arm.model.device
-            index = 0 if given == "auto" and self._monitor["devices"] else index_of(given)
-            names[arm.name] = "cpu" if index is None else f"cuda:{index}"
-        return names
-
-
-def busy_text(reading: Mapping[str, Any], device: Mapping[str, Any]) -> str:
+def busy_text(row: Mapping[str, Any], device: Mapping[str, Any]) -> str:
     """Return one line for a device that others use before the trial starts, with a remedy; empty for an idle one."""
-    processes, used = reading["processes"] or [], reading["memory_bytes"] or 0
-    if not processes and used <= MUCH_BYTES:
+    foreign, used = row.get("foreign_processes", 0), row.get("memory_bytes", 0)
+    if not foreign and used <= MUCH_BYTES:
         return ""
-    people = "".join(f", {process['name'] or 'a process'} (pid {process['pid']})" for process in processes)
-    name = f"{reading['device']} ({device['name']})" if "name" in device else reading["device"]
+    name = f"{row['name']} ({device['name']})" if "name" in device else row["name"]
+    people = f" and {counted(foreign, 'process')} of others on it" if foreign else ""
     return (
-        f"{name} is not idle before the trial: {used / 2**30:.1f} GiB in use{people}: end what runs there, or give "
-        "another device"
+        f"{name} is not idle before the trial: {used / 2**30:.1f} GiB in use{people}: end what runs there (nvidia-smi "
+        "lists it), or give another device"
     )
 
 
-def measure_references(
-    trial: TrialContext,
-    when: When,
-    *,
-    command: Sequence[str] = REFERENCE_COMMAND,
-    start_timeout_s: float = START_TIMEOUT_S,
-) -> None:
+def measure_references(trial: TrialContext, when: When, *, command: Sequence[str] = REFERENCE_COMMAND) -> None:
     """Measure how fast each device and the host are, and add a row for each device to trial.json.
 
     A process measures each device that an arm of ours uses, with the threads of its arms. All start together, as
@@ -205,36 +163,32 @@ def measure_references(
                 commands=True,
                 parse=messages_of(Ready, Measured),
             )
-        deadline = time.monotonic() + start_timeout_s
-        late = f"was not ready after {start_timeout_s:g} s"
         # None measures while another still warms up.
-        answers = [_answer(trial, child, deadline, late) for child in children.values()]
+        answers = [answer_of(child, START_TIMEOUT_S, trial.check) for child in children.values()]
         for (device, child), answer in zip(children.items(), answers, strict=True):
             trial.status.detail = device
             if isinstance(answer, Ready):
                 child.command("go")
-                answer = _answer(trial, child, time.monotonic() + limit_s, f"took over {limit_s:g} s")
+                answer = answer_of(child, limit_s, trial.check)
             assert isinstance(answer, Measured)  # it is ready once
-            place = {"device": device, "when": when}
-            trial.facts.references.append({**place, "at_ns": answer.at_ns, **answer.values, "error": answer.error})
+            row = {"device": device, "when": when, "at_ns": answer.at_ns, **answer.values, "error": answer.error}
+            trial.facts.references.append(row)
             if answer.error:
                 trial.status.note(f"{device} was not measured {when} the trial: {answer.error}")
     finally:
-        for child in children.values():
-            child.kill_now()
         for child in children.values():
             child.kill()
         trial.status.detail = ""
         trial.keep_facts()
 
 
-def _answer(trial: TrialContext, child: Child, deadline: float, late: str) -> Ready | Measured:
-    """Wait for the next message of a reference, or return as its error why none comes."""
-    ended = None
+def answer_of(child: Child, limit_s: float, poll: Callable[[], object]) -> Ready | Measured:
+    """Wait for the next message of a reference and poll meanwhile; the error of a `Measured` is why none comes."""
+    deadline, ended = time.monotonic() + limit_s, None
     while ended is None and time.monotonic() < deadline:
-        trial.check()
+        poll()
         messages, ended = child.receive(_POLL_S)
         if messages:
             return cast("Ready | Measured", messages[0])
-    why = f"{late}: see {child.log_path}" if ended is None else child.ending(ended, 1)
+    why = f"took over {limit_s:g} s" if ended is None else child.ending(ended, 1)
     return Measured(at_ns=now_ns(), values={}, error=f"the reference {why}")

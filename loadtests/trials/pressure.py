@@ -37,63 +37,56 @@ class Weighs:
 class Pressure:
     """The pressure of one trial. `poll` is called often while traffic flows; without [pressure] nothing happens."""
 
-    def __init__(
-        self, trial: TrialContext, monitor: MonitorProcess, *, command: Sequence[str] = NEIGHBOUR_COMMAND
-    ) -> None:
-        self._trial, self._monitor, self._command = trial, monitor, command
-        self._settings = trial.experiment.pressure
+    def __init__(self, trial: TrialContext, monitor: MonitorProcess) -> None:
+        self._trial, self._monitor = trial, monitor
         self._child: Child | None = None
-        self._facts: dict[str, Any] = {}
+        self._facts: dict[str, Any] = {"start_ns": None, "end_ns": None, "error": None}
 
     def start(self) -> None:
         """Put on the pressure. Raises RunError where it cannot be: nothing is measured yet."""
-        if not self._settings.weighs:
+        settings, facts, trial = self._trial.experiment.pressure, self._facts, self._trial
+        if not settings.weighs:
             return
-        devices = sorted({device_name(arm.model.device) for arm in self._trial.experiment.own_arms})
-        known = {"devices": devices, "start_ns": None, "end_ns": None, "error": None}
-        self._trial.facts.pressure = self._facts = {**self._settings.model_dump(), **known}
-        self._trial.status.phase, self._trial.status.detail = "starting the pressure", ""
-        child, deadline = self._spawn(), time.monotonic() + _START_S
-        while self._facts["start_ns"] is None:
-            self._trial.check()
-            self._listen(child, _POLL_S)
+        facts |= settings.model_dump()
+        trial.facts.pressure = facts
+        trial.status.phase, trial.status.detail = "starting the pressure", ""
+        size = int(settings.gpu_gib * (1 << 30))
+        gpus = {device_name(arm.model.device).removeprefix("cuda:") for arm in trial.experiment.own_arms if size}
+        self._child = Child(
+            "neighbour",
+            [*NEIGHBOUR_COMMAND, str(settings.processors), str(size), *sorted(gpus)],
+            log_path=trial.logs / "neighbour.log",
+            environment=child_environment(),
+            parse=messages_of(Weighs),
+        )
+        self._monitor.name("neighbour", self._child.pid)
+        deadline = time.monotonic() + _START_S
+        while facts["start_ns"] is None:
+            trial.check()
+            self.poll(_POLL_S)
             late = f"the neighbour was not ready after {_START_S:g} s" if time.monotonic() > deadline else None
-            if error := self._facts["error"] or late:
+            if error := facts["error"] or late:
                 raise RunError(f"the pressure cannot be put on: {error}: lower what [pressure] asks for")
 
-    def poll(self) -> None:
-        """Record whether the neighbour ended."""
-        if self._child is not None:
-            self._listen(self._child)
+    def poll(self, timeout_s: float = 0.0) -> None:
+        """Record when the pressure was on, and how the neighbour ended, once."""
+        if self._child is None:
+            return
+        messages, ended = self._child.receive(timeout_s)
+        for message in cast("list[Weighs]", messages):
+            self._facts["start_ns"] = message.at_ns
+        if ended is not None and self._facts["error"] is None:
+            self._facts |= {"error": f"the neighbour {self._child.ending(ended, 1)}", "end_ns": now_ns()}
+            self._trial.status.note(f"the pressure is not what was asked: {self._facts['error']}")
+            self._trial.keep_facts()
 
     def stop(self) -> None:
         """End the pressure, if it is on."""
-        if self._child is None:
-            return
-        self._listen(self._child)
-        self._child.kill()
-        self._facts["end_ns"] = self._facts["end_ns"] or now_ns()
-        self._child = None
-        self._trial.keep_facts()
-
-    def _spawn(self) -> Child:
-        size, processors = int(self._settings.gpu_gib * (1 << 30)), self._settings.processors
-        gpus = [device.removeprefix("cuda:") for device in self._facts["devices"] if size]
-        command, log_path = [*self._command, str(processors), str(size), *gpus], self._trial.logs / "neighbour.log"
-        parse, environment = messages_of(Weighs), child_environment()
-        self._child = child = Child("neighbour", command, log_path=log_path, environment=environment, parse=parse)
-        self._monitor.name("neighbour", child.pid)
-        return child
-
-    def _listen(self, child: Child, timeout_s: float = 0.0) -> None:
-        """Take when the pressure was on, and how the neighbour ended, once."""
-        facts = self._facts
-        messages, ended = child.receive(timeout_s)
-        for message in cast("list[Weighs]", messages):
-            facts["start_ns"] = message.at_ns
-        if ended is not None and facts["error"] is None:
-            facts |= {"error": f"the neighbour {child.ending(ended, 1)}", "end_ns": now_ns()}
-            self._trial.status.note(f"the pressure is not what was asked: {facts['error']}")
+        self.poll()
+        if self._child is not None:
+            self._child.kill()
+            self._child = None
+            self._facts["end_ns"] = self._facts["end_ns"] or now_ns()
             self._trial.keep_facts()
 
 

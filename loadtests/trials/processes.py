@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 import psutil
 
@@ -33,37 +33,34 @@ def thread_variables(arm: ArmConfig) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
 
 
-def processor_sets(processors: Sequence[int], replicas: int) -> list[tuple[int, ...]]:
-    """Return `replicas` sets of equal size, neighbours together, without what is left over; none if they are few."""
-    each = len(processors) // replicas if replicas else 0
-    return [tuple(processors[first * each : (first + 1) * each]) for first in range(replicas)] if each else []
-
-
 class ProcessorTurns:
     """Have replicas change processors every `every_s` of the traffic, so that no processor's speed looks like an arm's.
 
-    On a shared host a processor whose core a neighbour works on runs at half the speed of another, for tens of
-    seconds, and a guest cannot see which. The usable processors are cut into as many sets as there are replicas, and
-    after each turn every replica takes the set of the one before it: after as many turns as there are sets each has had
-    all of them. 0 is never. `poll` is called many times a turn; `stop` gives every thread all processors back.
+    On a shared host a processor whose core a neighbour works on runs at half the speed of another, for tens of seconds,
+    and a guest cannot see which. The usable processors are cut into as many sets of equal size, neighbours together, as
+    there are replicas, and after each turn every replica takes the set of the one before it: after as many turns as
+    there are sets each has had all of them. 0 is never. `poll` is called many times a turn; `stop` gives every thread
+    all processors back.
     """
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s
         self._pids: tuple[int, ...] = ()
-        self._sets: list[tuple[int, ...]] = []
+        self._sets: list[Sequence[int]] = []
         self._next_s = 0.0
         self._turns = 0
 
-    def start(self, replicas: Mapping[str, int]) -> None:
-        """Begin the turns of `replicas`, processes by name. Raises RunError where there are fewer processors."""
+    def start(self, pids: Sequence[int]) -> None:
+        """Begin the turns of these processes. Raises RunError where there are fewer processors."""
         if not self._every_s:
             return
         usable = sorted(os.sched_getaffinity(0))
-        self._pids, self._sets = tuple(replicas.values()), processor_sets(usable, len(replicas))
-        if not self._sets:
-            few = f"{counted(len(replicas), 'replica')} cannot take turns on {counted(len(usable), 'processor')}"
+        each = len(usable) // len(pids)
+        if not each:
+            few = f"{counted(len(pids), 'replica')} cannot take turns on {counted(len(usable), 'processor')}"
             raise RunError(f"machines.processor_turn_s is {self._every_s:g}: {few}: set it to 0")
+        self._pids = tuple(pids)
+        self._sets = [usable[first * each : (first + 1) * each] for first in range(len(pids))]
         self.poll()
 
     def poll(self) -> None:

@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import grpc
@@ -22,7 +21,6 @@ from tailgate.loadtests.trials.context import RunError, StartError, TrialContext
 from tailgate.loadtests.trials.machines import MonitorProcess
 from tailgate.loadtests.trials.processes import child_environment, thread_variables
 from tailgate.loadtests.trials.served_parity import TIMEOUT_S, Answers, Question, ask
-from tailgate.loadtests.trials.status import MetricsPage
 from tailgate.loadtests.trials.telemetry import Collector
 from tailgate.servers.address import FREE_PORT
 from tailgate.servers.clock import now_ns
@@ -31,6 +29,7 @@ from tailgate.servers.metadata import INFERENCE_SERVICE
 from tailgate.servers.processes import Child, Listening, describe_exit
 from tailgate.servers.rpc.telemetry_pb2 import SnapshotResponse
 
+FRESH_CACHE = "compile-cache"  # compiled code of this trial alone
 _POLL_S = 0.1
 _STOP_GRACE_S = 10.0
 
@@ -52,18 +51,11 @@ class _Replica:
 
 
 class Replicas:
-    """Every replica of every arm that tailgate starts. `command` starts one, `cache` has their compiled code.
+    """Every replica of every arm that tailgate starts. `snapshots` has each one's report when it was warm."""
 
-    `snapshots` has each replica's report when it was warm.
-    """
-
-    def __init__(
-        self, trial: TrialContext, *, command: Sequence[str], cache: Path, collector: Collector, monitor: MonitorProcess
-    ) -> None:
+    def __init__(self, trial: TrialContext, *, collector: Collector, monitor: MonitorProcess) -> None:
         self._trial = trial
         self._monitor = monitor
-        self._command = tuple(command)
-        self._cache = cache
         self._collector = collector
         self._replicas: dict[str, _Replica] = {}
         self.snapshots: dict[str, SnapshotResponse] = {}
@@ -92,13 +84,14 @@ class Replicas:
         # With the logs: an arm called "generator" must not pass for the account of a load process.
         config_path = self._trial.logs / f"{name}.json"
         write_json(config_path, arm.config.to_dict(), indent=2)
-        cache = self._cache / name if trials.compile_cache == "fresh" else self._cache
+        fresh = trials.compile_cache == "fresh"
+        cache = self._trial.folder / FRESH_CACHE / name if fresh else self._trial.shared_cache
         cache.mkdir(parents=True, exist_ok=True)
-        command = [*self._command, "--config", str(config_path.resolve()), "--port", "0", "--replica", name]
+        command = [*self._trial.arm_command, "--config", str(config_path.resolve()), "--port", "0", "--replica", name]
         command += ["--cache-dir", str(cache.resolve()), "--json"]
         if security.token_env:
             command += ["--token-env", security.token_env]
-        if self._trial.metrics:
+        if self._trial.status.exported:
             command += ["--metrics-port", FREE_PORT]
         environment = child_environment() | thread_variables(arm.config)
         self._trial.status.replicas[name].stage = "starting"
@@ -139,7 +132,7 @@ class Replicas:
         listening = cast("Listening", messages[0])
         replica.target = f"127.0.0.1:{listening.port}"
         if listening.metrics_port:
-            page = MetricsPage(address=f"127.0.0.1:{listening.metrics_port}", path="/metrics")
+            page = (f"127.0.0.1:{listening.metrics_port}", "/metrics")
             self._trial.status.pages = {**self._trial.status.pages, replica.name: page}
         security = self._trial.experiment.security
         replica.channel = open_channel(replica.target, security)
@@ -157,7 +150,6 @@ class Replicas:
         self._trial.facts.startup = {
             arm.name: start_up([self.snapshots[name] for name in arm.replica_names]) for arm in experiment.own_arms
         }
-        self._monitor.place_arms()
         self._trial.write_facts()
         if not experiment.compare_models:
             check_alike(self.snapshots, experiment.control.replica_names[0])
@@ -169,9 +161,9 @@ class Replicas:
         return {arm.name: tuple(self._replicas[name].target for name in arm.replica_names) for arm in arms}
 
     @property
-    def process_ids(self) -> dict[str, int]:
-        """Return the process of every replica that lives, by its name."""
-        return {name: replica.child.pid for name, replica in self._replicas.items() if not replica.dead}
+    def process_ids(self) -> list[int]:
+        """Return the process of every replica that lives."""
+        return [replica.child.pid for replica in self._replicas.values() if not replica.dead]
 
     @property
     def all_dead(self) -> bool:

@@ -49,18 +49,14 @@ class RunOutcome:
     def ended(self) -> dict[str, Any]:
         """Return how it ended, as documents have it."""
         why = self.error or ("the arms do not compute the same: see parity.json" if self.failed_parity else None)
-        return {
-            "complete": self.complete,
-            **({"interrupted": True} if self.interrupted else {}),
-            **({"error": why} if why else {}),
-        }
+        known = {"complete": self.complete, "interrupted": self.interrupted, "error": why}
+        return {key: value for key, value in known.items() if value or key == "complete"}
 
 
 class Orchestrator:
     """Runs one experiment into a new directory under `out`. `status` says at any time what is going on.
 
-    `arm_command` is what starts an arm replica, in front of --config, --port, --replica and --cache-dir. With `metrics`
-    replicas show their pages to Prometheus, and `status` says where.
+    `arm_command` is what starts an arm replica, in front of --config, --port, --replica and --cache-dir.
     """
 
     def __init__(
@@ -70,15 +66,12 @@ class Orchestrator:
         out: Path,
         status: Status | None = None,
         arm_command: Sequence[str] = ARM_COMMAND,
-        parity_command: Sequence[str] | None = None,
     ) -> None:
         self.experiment = experiment
         self.status = status or Status()
         self._out = out
-        self.metrics = False
         self._shared_cache = out / "compile-cache"
         self._arm_command = tuple(arm_command)
-        self._parity_command = parity_command
         self._source: Source | None = None
         self._judge: Judge | None = None
         # A plain flag: the signal handler that sets it may interrupt any line of the main thread, where taking a lock
@@ -152,7 +145,7 @@ class Orchestrator:
             shared_cache=self._shared_cache,
             status=self.status,
             check=self._check,
-            command=self._parity_command or PARITY_COMMAND,
+            command=PARITY_COMMAND,
         ).run()
 
     def _directory(self) -> Path:
@@ -197,19 +190,13 @@ class Orchestrator:
             facts=TrialFacts.of(experiment, number, schedule),
             status=self.status,
             check=self._check,
-            metrics=self.metrics,
+            arm_command=self._arm_command,
+            shared_cache=self._shared_cache,
         )
 
     def _run_trial(self, context: TrialContext, schedule: Schedule, expected: dict[str, Answers] | None = None) -> None:
         """Record the trial, and end all that it started."""
-        trial = Trial(
-            context,
-            schedule=schedule,
-            shared_cache=self._shared_cache,
-            arm_command=self._arm_command,
-            expected=expected,
-            steering=self._steering(context),
-        )
+        trial = Trial(context, schedule=schedule, expected=expected, steering=self._steering(context))
         clean = False
         try:
             trial.run()

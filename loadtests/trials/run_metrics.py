@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from tailgate.loadtests.generator.histogram import BOUNDS_S
-from tailgate.loadtests.trials.status import Load, MetricsPage, Status
+from tailgate.loadtests.trials.status import Load, Status
 from tailgate.servers.address import host_port
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.splitter.admin import Admin
@@ -50,6 +50,7 @@ def exporting(status: Status, address: str) -> Iterator[int]:
     except OSError as error:
         reason = error.strerror or error
         raise ConfigError(f"--metrics {address} cannot be used ({reason}): give another address") from None
+    status.exported = True
     try:
         yield server.server_port
     finally:
@@ -147,12 +148,12 @@ def _at(account: Mapping[str, Any], *keys: str) -> float:
     return found or 0.0
 
 
-def _pages(pages: Iterable[MetricsPage]) -> Iterable[Metric]:
+def _pages(pages: Iterable[tuple[str, str]]) -> Iterable[Metric]:
     """Return what replicas and splitter show of themselves, without a process that does not answer."""
     families: dict[str, Metric] = {}
-    for page in pages:
+    for address, path in pages:
         with suppress(OSError, http.client.HTTPException, ValueError):
-            _, text = Admin(page.address).fetch("GET", page.path, timeout_s=_PAGE_S)
+            _, text = Admin(address).fetch("GET", path, timeout_s=_PAGE_S)
             for family in text_string_to_metric_families(text):
                 families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
                 families[family.name].samples += family.samples

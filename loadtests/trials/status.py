@@ -12,8 +12,6 @@ from typing import Any
 from tailgate.analysis.judging.alarms import ServedCompile
 from tailgate.servers.clock import now_ns
 
-_IDLE_NS = 5_000_000_000  # after which a last step says nothing of now
-
 
 @dataclass(slots=True)
 class ReplicaState:
@@ -25,8 +23,6 @@ class ReplicaState:
     detail: str = ""
     compiles: int = 0
     compiling: ServedCompile | None = None
-    step_rows: int | None = None  # requests in its last step
-    step_ns: int = 0  # when that ended
 
     def text(self) -> str:
         """Return such as "warm-up 2/5 4x64" or "compiling for 12 s (prefill 2x64)"."""
@@ -38,10 +34,6 @@ class ReplicaState:
             return f"warm-up{counted} {self.detail}".rstrip()
         names = {"load": "loading", "serving": "ready"}
         return names.get(self.stage, self.stage)
-
-    def running(self, at_ns: int) -> int | None:
-        """Return how many requests run at `at_ns`; None before the first step."""
-        return 0 if self.step_rows is not None and at_ns - self.step_ns > _IDLE_NS else self.step_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,35 +51,25 @@ class ArmLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Live numbers of the load generator, all its processes together. `accounts` has what each reports."""
+    """Live numbers of the load generator, all its processes together. `accounts` has what each reports.
+
+    `lag_ms` is the p99 of the schedule lag of the worst process; None before any has one.
+    """
 
     finished: int = 0
     failed: int = 0
     t_s: float = 0.0
+    lag_ms: float | None = None
     arms: Mapping[str, ArmLoad] = field(default_factory=dict)
     accounts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-
-    @property
-    def lag_ms(self) -> float | None:
-        """Return the p99 of the schedule lag of the worst process; None before any has one."""
-        return max(
-            (account["lag_ms"]["p99"] for account in self.accounts.values() if "lag_ms" in account), default=None
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MetricsPage:
-    """Where a process of the trial shows its metrics to Prometheus."""
-
-    address: str  # "host:port", or the path of a Unix socket
-    path: str
 
 
 @dataclass(slots=True)
 class Status:
     """What the orchestrator and its threads write and the display reads. Plain attributes, each set in one go.
 
-    `pages` are those of the trial's processes, by name.
+    `pages` are the metrics of the trial's processes, by name: an address and a path. Replicas have some where the run
+    is `exported` to Prometheus.
     """
 
     phase: str = "preparing"
@@ -100,7 +82,8 @@ class Status:
     load: Load = field(default_factory=Load)
     notes: list[str] = field(default_factory=list)
     run_dir: Path | None = None
-    pages: Mapping[str, MetricsPage] = field(default_factory=dict)
+    exported: bool = False
+    pages: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def note(self, text: str) -> None:
         """Keep a line for the user on the screen, such as an arm's death."""
@@ -123,6 +106,7 @@ def read_load(folder: Path) -> Load:
         finished=sum(report["finished"] for report in reports),
         failed=sum(report["failed"] for report in reports),
         t_s=max((report["t_s"] for report in reports), default=0.0),
+        lag_ms=max((report["lag_ms"]["p99"] for report in reports if "lag_ms" in report), default=None),
         arms={name: _merged([report["arms"][name] for report in reports if name in report["arms"]]) for name in names},
         accounts=accounts,
     )

@@ -188,7 +188,6 @@ class Collector:
                 if step.end_ns > max(follower.last_step_ns, self._since_ns):
                     follower.last_step_ns = step.end_ns
                     self._append("steps", _row(STEPS, step, self._trial, follower))
-                    follower.state.step_rows, follower.state.step_ns = step.batch, step.end_ns
         elif kind == "memory" and event.memory.at_ns > follower.last_memory_ns:
             follower.last_memory_ns = event.memory.at_ns
             place = {"trial": self._trial, "kind": "allocator", "name": follower.replica, "arm": follower.arm}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from tailgate.loadtests.experiments.model import Experiment
 from tailgate.loadtests.generator.trial_config import write_end
@@ -17,10 +16,10 @@ from tailgate.loadtests.trials.load import LoadGenerator
 from tailgate.loadtests.trials.machines import MonitorProcess, measure_references
 from tailgate.loadtests.trials.pressure import Pressure
 from tailgate.loadtests.trials.processes import ProcessorTurns
-from tailgate.loadtests.trials.replicas import Replicas
+from tailgate.loadtests.trials.replicas import FRESH_CACHE, Replicas
 from tailgate.loadtests.trials.served_parity import Answers, compared, questions
 from tailgate.loadtests.trials.server_logs import ServerLogs
-from tailgate.loadtests.trials.status import Load, MetricsPage, ReplicaState
+from tailgate.loadtests.trials.status import Load, ReplicaState
 from tailgate.loadtests.trials.steering import Steering
 from tailgate.loadtests.trials.telemetry import Collector
 from tailgate.loadtests.trials.weights import EnvoySplitter, Splitter
@@ -43,8 +42,6 @@ class Trial:
         context: TrialContext,
         *,
         schedule: Schedule,
-        shared_cache: Path,
-        arm_command: Sequence[str],
         expected: dict[str, Answers] | None = None,
         steering: Sequence[Steering] = (),
     ) -> None:
@@ -52,16 +49,12 @@ class Trial:
         self._steering = steering
         self._expected = expected
         self._schedule = schedule
-        self._fresh_cache = context.folder / "compile-cache"
         context.logs.mkdir(parents=True)
         self.collector = Collector(context.folder, trial=context.number, status=context.status)
         self._recording = True
-        cache = self._fresh_cache if context.experiment.trials.compile_cache == "fresh" else shared_cache
         self._server_logs = ServerLogs(context, self.collector)
         self._monitor = MonitorProcess(context)
-        self._replicas = Replicas(
-            context, command=arm_command, cache=cache, collector=self.collector, monitor=self._monitor
-        )
+        self._replicas = Replicas(context, collector=self.collector, monitor=self._monitor)
         self._turns = ProcessorTurns(context.experiment.machines.processor_turn_s)
         self._pressure = Pressure(context, self._monitor)
         self._envoy: Envoy | None = None
@@ -104,7 +97,7 @@ class Trial:
             lambda: self._envoy.stop(grace_s=0.0 if hurry else 5.0) if self._envoy is not None else None,
             self._replicas.stop,
             self._monitor.stop,
-            lambda: shutil.rmtree(self._fresh_cache, ignore_errors=True),
+            lambda: shutil.rmtree(self.context.folder / FRESH_CACHE, ignore_errors=True),
             self.context.keep_facts,
         )
         if not hurry:
@@ -124,9 +117,7 @@ class Trial:
         self._envoy = envoy = Envoy.start(config, log_path=context.logs / "envoy.log", work_dir=context.folder)
         self._monitor.name("splitter", envoy.pid)
         self.splitter = EnvoySplitter(envoy.admin)
-        if context.metrics:
-            page = MetricsPage(address=envoy.admin.address, path=ENVOY_METRICS)
-            context.status.pages = {**context.status.pages, "splitter": page}
+        context.status.pages = {**context.status.pages, "splitter": (envoy.admin.address, ENVOY_METRICS)}
         deadline = time.monotonic() + _ENVOY_READY_S
         while True:
             context.check()

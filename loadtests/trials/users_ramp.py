@@ -216,7 +216,7 @@ class UsersTrial:
                 facts.startup[row["name"]] = start_up([self._first[name] for name in names])
                 row["config"] = json.loads(self._first[names[0]].config_json)
         if not context.experiment.compare_models:
-            check_alike(self._first, f"{facts.control}-0")
+            check_alike(self._first, f"{context.experiment.control.name}-0")
 
     def _watch(self) -> None:
         """Record every death: a replica that cannot be reached any more, or that is another process than before."""

@@ -107,7 +107,7 @@ def test_an_arm_that_hangs_is_abandoned_within_the_limits_of_its_requests(
 def test_a_search_in_turns_records_one_arm_a_trial_and_compares_their_answers(tmp_path: Path) -> None:
     arms = [{"name": "eager", "preset": "eager", "control": True}, {"name": "dynamic", "preset": "compiled-dynamic"}]
     traffic = {"arrivals": "saturation", "rate": 0, "rates": [4, 16], "duration_s": 6, "step_s": 2, "settle_s": 0.5}
-    what = experiment(arms=arms, traffic=traffic, slo={"p90_ttft_ms": 400}, machines={"sample_s": 0})
+    what = experiment(arms=arms, traffic=traffic, slo={"p90_ttft_ms": 400})
     status = Status()
     command = [sys.executable, str(FAKE_ARM), "--token", "dynamic-0=7"]
     searching = FrontierSearch(what, out=tmp_path, budget_s=600.0, status=status, arm_command=command)

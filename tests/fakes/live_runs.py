@@ -56,10 +56,8 @@ class WatchedRun:
 
     def status(self, phase: str = "traffic", detail: str = "", ended: Mapping[str, Any] | None = None) -> None:
         states: dict[str, dict[str, Any]] = {
-            f"{arm}-0": {"stage": "serving", "text": "ready", "running": None, "compiling": None} for arm in self.arms
+            f"{arm}-0": {"stage": "serving", "text": "ready", "compiling": None} for arm in self.arms
         }
-        for index, arm in enumerate(self.arms if self.at_s else ()):
-            states[f"{arm}-0"]["running"] = 4 + index
         if self.compiling is not None:
             start_ns = self.now_ns() - int(self.compiling * SECOND)
             under_way = {"arm": self.naive, "shape": self.text or "prefill 4×50", "start_ns": start_ns}

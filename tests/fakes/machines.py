@@ -66,10 +66,8 @@ class FakeMachines:
 
     def facts(self, arms: Sequence[str], trial: int, rng: np.random.Generator) -> dict[str, Any]:
         devices = {f"cuda:{index}": index for index in range(self.cards)}
-        neighbour = {"pid": 4711, "name": "python"}
         monitor = {
             "interval_s": 1.0,
-            "machines": {"run": {"machine": "c0ffee123456", "cpu": "AMD EPYC 9454", "cpus": 16}},
             "devices": {
                 name: {
                     "name": "NVIDIA H200",
@@ -84,8 +82,8 @@ class FakeMachines:
                 if item.what == "unreadable"
             ],
             "before": [
-                {"device": name}
-                | {"processes": [neighbour] if self._size("foreign", name, trial, otherwise=0.0) else []}
+                {"kind": "device", "name": name}
+                | {"foreign_processes": int(self._size("foreign", name, trial, otherwise=0.0) > 0)}
                 | {"memory_bytes": int(self._size("held", name, trial, otherwise=0.5) * (1 << 30))}
                 for name in devices
             ],

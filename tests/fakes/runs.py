@@ -137,7 +137,7 @@ def _make_run(directory: Path, run: FakeRun) -> None:
 
 def _experiment(run: FakeRun) -> str:
     arms = [
-        {"name": arm.name, "control": not position}
+        {"name": arm.name, "control": not position, "weight": arm.weight}
         | {part: dict(settings) for part, settings in arm.config.items() if isinstance(settings, Mapping)}
         for position, arm in enumerate(run.arms)
     ]
@@ -200,7 +200,7 @@ def _write_trial(folder: Path, run: FakeRun, number: int) -> None:
 
 def _facts(run: FakeRun, number: int, start: int, count: int) -> dict[str, Any]:
     trial: dict[str, Any] = {
-        **{"trial": number, "design": run.design, "control": run.arms[0].name},
+        **{"trial": number, "design": run.design},
         "arms": [
             {"name": arm.name, "replicas": [f"{arm.name}-0"], "config": _config(arm) | dict(arm.config)}
             for arm in run.arms
@@ -208,7 +208,6 @@ def _facts(run: FakeRun, number: int, start: int, count: int) -> dict[str, Any]:
         **{"start_ns": start, "duration_s": run.duration_s},
         "block_s": BLOCK_S,
         **{"open_loop": run.open_loop, "max_concurrency": None, "complete": run.complete, "deaths": []},
-        "weights": {arm.name: arm.weight for arm in run.arms},
         "startup": {arm.name: _startup(arm) for arm in run.arms},
         "planned": {arm.name: count for arm in run.arms} if run.design == "mirrored" else {"*": count},
     }

@@ -47,15 +47,12 @@ def run(
     out: Path,
     *flags: str,
     status: Status | None = None,
-    metrics: bool = False,
     **more: Any,
 ) -> tuple[RunOutcome, Status]:
     """Run the experiment in this process; `flags` are of the fake arm."""
     status = status or Status()
     command = [sys.executable, str(FAKE_ARM), *flags]
-    orchestrator = Orchestrator(what, out=out, status=status, arm_command=command, **more)
-    orchestrator.metrics = metrics
-    return orchestrator.run(), status
+    return Orchestrator(what, out=out, status=status, arm_command=command, **more).run(), status
 
 
 def tailgate(*arguments: str, flags: tuple[str, ...] = ()) -> list[str]:
@@ -163,7 +160,11 @@ def trial_context(
     status = Status()
     status.replicas = {name: ReplicaState() for arm in table.arms for name in arm.replica_names}
     facts = TrialFacts.of(table, 1, draw(table, source_of(table), 1))
-    return TrialContext(experiment=table, number=1, folder=folder, facts=facts, status=status, check=check)
+    return TrialContext(
+        **{"experiment": table, "number": 1, "folder": folder, "facts": facts, "status": status, "check": check},
+        arm_command=["false"],
+        shared_cache=folder / "cache",
+    )
 
 
 def external_trial(folder: Path, telemetry: dict[str, Any], *, replicas: int = 1) -> TrialContext:

@@ -185,10 +185,10 @@ def environment(setup: Setup) -> dict[str, str]:
 
 def experiment(plan: Plan, address: str = "") -> str:
     """Return the experiment of the plan, as TOML."""
-    # Monitored machines with other load would keep every run from a PASS.
+    # Machines that are sampled under other load would keep every run from a PASS.
     watched = any(moment.fault.is_watched for moment in plan.moments)
     rate = 8 if plan.kind == "external" else 30  # the external fake does one step at a time
-    head = _HEAD.format(seed=plan.seed, duration_s=plan.duration_s, sample_s=float(watched), rate=rate)
+    head = _HEAD.format(seed=plan.seed, duration_s=plan.duration_s, sample_s=1.0 if watched else 60.0, rate=rate)
     if plan.kind == "external":
         return "compare_models = true\n" + head + _EXTERNAL.format(address=address)
     candidate = "compiled-naive" if plan.truth == "naive" else "compiled-padded"

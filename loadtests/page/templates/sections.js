@@ -166,8 +166,6 @@ function showCards(seen) {
       const own = load?.arms?.[arm.name] ?? {},
         built = compiles?.[arm.name],
         decided = interim?.arms?.[arm.name];
-      const runs = now.running?.[arm.name],
-        waits = isNumber(own.inflight) && isNumber(runs) ? Math.max(0, own.inflight - runs) : null;
       const replicas = now.replicas.filter((one) => armOf(one.name, run.arms) === arm.name);
       const dead = replicas.some((one) => one.stage === "dead");
       const streams = streaming(series);
@@ -175,7 +173,7 @@ function showCards(seen) {
       const pairs = [
         ...(streams ? [["p99 TTFT", ms(own.ttft_p99_ms), "last 10 s"]] : []),
         ["p99 E2E", ms(own.e2e_p99_ms), streams ? "" : "last 10 s"],
-        ["In flight", count(own.inflight), isNumber(waits) ? `${count(waits)} wait` : ""],
+        ["In flight", count(own.inflight), ""],
         ["Done", count(own.finished), own.failed ? `${count(own.failed)} failed` : ""],
         ["Compiles while serving", count(built?.serving ?? 0), built?.serving ? sec(built.serving_s) : ""],
         ...(isNumber(shares[arm.name]) ? [["Share", pct(shares[arm.name]), "of the traffic"]] : []),
@@ -279,15 +277,12 @@ function latencyChart() {
 function loadCharts() {
   let inflight = null;
   return (seen) => {
-    const { series, now } = seen,
+    const { series } = seen,
       since = sinceStart(series);
     inflight ??= curves(at('[data-chart="inflight"]'), { height: 180, xText: clock, y: { zero: true, whole: true, format: count } });
     const trials = new Map(series.load.map((one) => [since(one.at_ns), one.trial]));
     const newest = last(series.load)?.arms ?? {};
-    const current = armNames(seen).map((name) => {
-      const runs = now?.running?.[name];
-      return `${name} ${count(newest[name]?.inflight)}${isNumber(runs) ? `, of which ${count(runs)} run` : ""}`;
-    });
+    const current = armNames(seen).map((name) => `${name} ${count(newest[name]?.inflight)}`);
     overTime(inflight, seen, {
       label: `Requests in flight by arm over time, now ${current.join("; ")}`,
       none: "no traffic yet",

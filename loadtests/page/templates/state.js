@@ -102,15 +102,10 @@ const pointOf = (gate) => [gate.arm, gate.gate, gate.value, gate.low, gate.high]
 // The run as status.json has it, with what follows from that.
 function nowOf(status, { run, interim }) {
   const { t_s, finished, failed, lag_ms } = status.load ?? {},
-    replicas = Object.entries(status.replicas ?? {}).map(([name, replica]) => ({ name, ...replica })),
-    running = {};
-  for (const { name, running: rows } of replicas) {
-    const arm = armOf(name, run?.arms ?? []);
-    if (isNumber(rows)) running[arm] = (running[arm] ?? 0) + rows;
-  }
+    replicas = Object.entries(status.replicas ?? {}).map(([name, replica]) => ({ name, ...replica }));
   const { phase = "", detail = "", trial = 1, trials = 1 } = status;
   const state = status.ended ? "ended" : stateName(phase, t_s ?? 0);
-  return { ...status, phase, detail, trial, trials, t_s, finished, failed, lag_ms, replicas, running, state, decided: decidedOf(run, interim) };
+  return { ...status, phase, detail, trial, trials, t_s, finished, failed, lag_ms, replicas, state, decided: decidedOf(run, interim) };
 }
 
 function stateName(phase, t_s) {

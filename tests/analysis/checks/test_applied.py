@@ -145,6 +145,12 @@ def torn(directory):
     path.write_bytes(path.read_bytes()[:-100])
 
 
+def even(directory):
+    """Give all arms one weight."""
+    path = directory / "experiment.toml"
+    path.write_text(path.read_text().replace("weight = 2", "weight = 1"))
+
+
 def rows(edit):
     return lambda directory: rewrite_rows(directory, edit)
 
@@ -193,7 +199,7 @@ SPOILED = {
     "a sample-ratio mismatch": case(
         "sample ratio",
         TAILS | {"error"},
-        partial(tell, weights={"eager": 1, "compiled": 1}),
+        even,
         design="split",
         arms=UNEVEN,
     ),

@@ -128,17 +128,13 @@ def test_a_measured_difference_counts_also_where_machines_are_trusted(baseline: 
 
 
 def test_references_of_another_card_say_nothing_of_the_arms(tmp_path: Path) -> None:
-    def unnamed(info: dict[str, Any]) -> None:
-        info["monitor"].pop("machines")
-
     def failed(info: dict[str, Any]) -> None:
-        unnamed(info)
         for item in info["references"]:
             if item["device"] == "cuda:1":
                 item |= {"error": "CUDA out of memory", "matmul_tflops": None}
 
     watched = replace(SHORT, machines=FakeMachines(swap=False), environment=UNKNOWN)
-    whole = edited(write_run(tmp_path / "whole", watched), unnamed)
+    whole = write_run(tmp_path / "whole", watched)
     lost = edited(write_run(tmp_path / "lost", replace(watched, seed=2, day=7)), failed)
     assert not checks(compare_runs(whole, lost))["machine speed"]["ok"]
     assert "No reference shows" in checks(compare_runs(whole, lost))["machine speed"]["reason"]

@@ -60,7 +60,6 @@ def write_search(
         info = {
             "trial": number,
             "design": "mirrored",
-            "control": next(iter(knees)),
             "start_ns": start,
             "duration_s": seconds or STEP_S * len(levels),
             "open_loop": True,

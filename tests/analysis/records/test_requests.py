@@ -157,7 +157,7 @@ def test_a_trial_cut_off_while_written_is_incomplete(tmp_path):
     run = write_run(tmp_path / "run", FakeRun(duration_s=30, rate=1))
     (run / "trial-01" / "trial.json").write_text('{"trial": 1, "comp')
     records = read_run(run)
-    assert records.trials == ({"trial": 1},)
+    assert records.trials == ({"trial": 1, "machine": ""},)
     assert records.problems == ("trial-01/trial.json is not readable JSON",)
 
 

@@ -72,11 +72,19 @@ def test_null_columns_leave_everything_unknown(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("asked", "cards", "placed"),
-    [("auto", 2, "cuda:0"), ("auto", 0, "cpu"), ("cuda:1", 2, "cuda:1"), ("cpu", 2, "cpu")],
+    ("asked", "reported", "cards", "placed"),
+    [
+        ("auto", "NVIDIA H200", 2, "cuda:0"),
+        ("auto", "cpu", 2, "cpu"),  # a build of torch without CUDA does not find the card that the driver shows
+        ("auto", None, 0, "cpu"),
+        ("cuda", "NVIDIA H200", 0, "cuda:0"),
+        ("cuda:1", "NVIDIA H200", 2, "cuda:1"),
+        ("cpu", "cpu", 2, "cpu"),
+    ],
 )
-def test_an_arm_is_placed_on_its_device(tmp_path, asked, cards, placed):
-    assert machines_of(tmp_path, cards=cards, info={"devices": {"eager": asked}}).placed == {1: {"eager": placed}}
+def test_an_arm_is_placed_on_its_device(tmp_path, asked, reported, cards, placed):
+    info = {"devices": {"eager": asked}, "startup": {"eager": {"device": reported}}}
+    assert machines_of(tmp_path, cards=cards, info=info).placed == {1: {"eager": placed}}
 
 
 def test_a_card_is_known_by_its_own_number_over_trials(tmp_path):

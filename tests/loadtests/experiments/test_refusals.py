@@ -109,7 +109,7 @@ def refused(changes: Mapping[str, Any], base: str = MINIMAL) -> str:
         ({"traffic": {"design": "switchback", "duration_s": 40}}, ("traffic.duration_s is 40",)),
         ({"slo": {"p95ttft": 3}}, ("slo.p95ttft is unknown", "pQ_METRIC_ms")),
         ({"trials": {"compile_cache": "hot"}}, ('trials.compile_cache is "hot": use "fresh" or "shared"',)),
-        ({"machines": {"sample_s": 0.01}}, ("machines.sample_s is 0.01", "0.05")),
+        ({"machines": {"sample_s": 0}}, ("machines.sample_s is 0: give 0.05 or more",)),
         ({"pressure": {"gpu_gib": 1}}, ("pressure.gpu_gib is 1", "on no GPU")),
         (
             {"arms": [CONTROL, EXTERNAL], "compare_models": True, "pressure": {"processors": 1}},

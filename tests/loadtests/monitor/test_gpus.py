@@ -86,15 +86,6 @@ def test_processes_that_cannot_be_listed_are_reported(proc: Path) -> None:
     assert [(item.what, item.why) for item in unreadable] == [("foreign_processes", "Insufficient Permissions")]
 
 
-def test_processes_on_a_device_before_the_trial_are_named(proc: Path) -> None:
-    card = FakeCard(used=5 * GIB, utilisation=93, processes={OWN: GIB, OTHER: 4 * GIB, UNKNOWN: None})
-    watched, _ = devices(card)
-    watched.before()  # a process that is listed twice has not just ended
-    (before,) = watched.before()
-    processes = [{"pid": OTHER, "name": f"program-{OTHER}"}, {"pid": UNKNOWN, "name": None}]
-    assert before == {"device": "cuda:0", "processes": processes, "memory_bytes": 5 * GIB}
-
-
 @pytest.mark.parametrize(
     ("nvml", "found", "why"),
     [

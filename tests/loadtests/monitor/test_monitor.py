@@ -56,7 +56,6 @@ def sampled(context: TrialContext, kind: str, count: int = 1) -> list[dict[str, 
 
 
 GIB = 1 << 30
-H200 = {"name": "NVIDIA H200"}
 
 
 @pytest.fixture(autouse=True)
@@ -66,30 +65,27 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machines, "_STOP_GRACE_S", 60.0)
 
 
-def watched_trial(folder: Path, *devices: str, **machines: float) -> TrialContext:
-    names = ("eager", "compiled-padded")
+def trial(folder: Path, *devices: str, check: Callable[[], None] = lambda: None, **machines: float) -> TrialContext:
+    """A trial of an arm on each of the devices, on two processors where none is given."""
     arms = [
-        {"name": f"arm{number}", "preset": names[number], "control": not number, "model": {"device": device}}
-        for number, device in enumerate(devices)
+        {"name": f"arm{number}", "preset": "eager", "control": not number, "model": {"device": device}}
+        for number, device in enumerate(devices or ("cpu", "cpu"))
     ]
-    return trial_context(folder, {"arms": arms, "machines": machines, "compare_models": True})
+    table = {"arms": arms, "engine": {"threads": 3}, "machines": machines, "compare_models": True}
+    return trial_context(folder / "trial-01", table, check=check)
 
 
-def poll_until(watch: MonitorProcess, context: TrialContext, key: str) -> Any:
-    """The trial's fact about the machines called `key`, once there is one."""
-
-    def fact() -> Any:
-        watch.poll()
-        return (context.facts.monitor or {}).get(key)
-
-    return wait_for(fact)
+def unreadable(context: TrialContext, name: str = "watcher") -> list[tuple[str, str]]:
+    """What trial.json says could not be read, and why."""
+    assert context.facts.monitor is not None
+    return [(item["what"], item["why"]) for item in context.facts.monitor["unreadable"] if item["name"] == name]
 
 
 @pytest.mark.process
 def test_devices_are_sampled_before_and_during_the_trial_and_a_refused_reading_is_reported_once(
     tmp_path: Path, driver: None
 ) -> None:
-    context = watched_trial(tmp_path / "trial-01", "cuda", "cuda:1", sample_s=0.05)
+    context = trial(tmp_path, "cuda", "cuda:1", sample_s=0.05)
     watch = MonitorProcess(context)
     watch.first_sample()
     facts = json.loads((context.folder / "trial.json").read_text())["monitor"]
@@ -98,113 +94,54 @@ def test_devices_are_sampled_before_and_during_the_trial_and_a_refused_reading_i
     held = sampled(context, "process", 2)
     watch.stop()
     assert {name: device["uuid"] for name, device in facts["devices"].items()} == {"cuda:0": "GPU-0", "cuda:1": "GPU-1"}
-    assert facts["arms"] == {"arm0": "cuda:0", "arm1": "cuda:1"}
-    found = [(row["device"], [process["pid"] for process in row["processes"]]) for row in facts["before"]]
-    assert found == [("cuda:0", [1]), ("cuda:1", [])]
+    assert [(row["name"], row["foreign_processes"]) for row in facts["before"]] == [("cuda:0", 1), ("cuda:1", 0)]
     (note,) = context.status.notes
-    assert all(word in note for word in ("cuda:0 (NVIDIA H200)", "4.0 GiB", "pid 1"))
+    assert all(word in note for word in ("cuda:0 (NVIDIA H200)", "4.0 GiB", "1 process of others"))
     assert held[-1]["device_memory_bytes"] == 7
     row = next(row for row in sampled(context, "device") if row["name"] == "cuda:0")
     assert (row["foreign_processes"], row["foreign_memory_bytes"]) == (1, 4 * GIB)
     assert (row["throttle"], row["power_w"]) == ([], None)
-    assert context.facts.monitor is not None
-    refused = [item for item in context.facts.monitor["unreadable"] if item["name"] == "cuda:0"]
-    assert refused == [{"name": "cuda:0", "what": "power_w", "why": "Not Supported"}]
-
-
-@pytest.mark.parametrize(
-    ("devices", "reported", "places"),
-    [
-        (("auto", "cpu"), {}, {"arm0": "cuda:0", "arm1": "cpu"}),
-        (("auto", "cuda:1"), {"arm0": "cpu", "arm1": "NVIDIA H200"}, {"arm0": "cpu", "arm1": "cuda:1"}),
-    ],
-)
-def test_an_arm_is_placed_where_its_replicas_report_it(
-    devices: tuple[str, str], reported: dict[str, str], places: dict[str, str], tmp_path: Path, driver: None
-) -> None:
-    context = watched_trial(tmp_path / "trial-01", *devices)
-    watch = MonitorProcess(context)
-    watch.first_sample()
-    if reported:
-        context.facts.startup = {arm: {"device": device} for arm, device in reported.items()}
-        watch.place_arms()
-    watch.stop()
-    assert context.facts.monitor is not None
-    assert context.facts.monitor["arms"] == places
+    assert unreadable(context, "cuda:0") == [("power_w", "Not Supported")]
 
 
 def test_a_driver_that_does_not_show_the_devices_in_time_is_not_asked_again(
     tmp_path: Path, driver: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machines, "_FIRST_LOOK_S", 0.0)
-    context = watched_trial(tmp_path / "trial-01", "cuda", "cuda:1")
+    context = trial(tmp_path, "cuda", "cuda:1")
     watch = MonitorProcess(context)
     watch.first_sample()
     watch.stop()
-    assert context.facts.monitor is not None
-    assert context.facts.monitor["before"] == []
-    assert [item["what"] for item in context.facts.monitor["unreadable"]] == ["samples"]
+    assert [what for what, _ in unreadable(context)] == ["samples"]
     assert len(context.status.notes) == 1
 
 
-def test_a_watcher_that_dies_leaves_a_whole_table_a_note_and_a_recorded_gap_also_on_a_full_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])  # the latter as in a call that does not come back
+def test_a_watcher_that_dies_or_hangs_leaves_a_whole_table_a_note_and_a_recorded_gap_also_on_a_full_disk(
+    fault: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    context = watched_trial(tmp_path / "trial-01", "cpu", "cpu", sample_s=0.05)
+    monkeypatch.setattr(machines, "_STOP_GRACE_S", 0.2)
+    context = trial(tmp_path, sample_s=0.05)
     watch = MonitorProcess(context)
-    poll_until(watch, context, "machines")
-    watch.name("load", os.getpid())
-    path = context.folder / "machines.arrow"
-    wait_for(lambda: path.exists() and read_table(path, MACHINES)[0].num_rows > 0)
-    assert watch.child is not None
+    sampled(context, "host")
     monkeypatch.setattr(TrialContext, "write_facts", Mock(side_effect=OSError(28, "No space left on device")))
-    os.kill(watch.child.pid, signal.SIGKILL)
-    (gap,) = poll_until(watch, context, "unreadable")
-    assert (gap["what"], "SIGKILL" in gap["why"]) == ("samples", True)
-    table, truncated = read_table(path, MACHINES)
+    os.kill(watch.child.pid, fault)
+    watch.name("load", os.getpid())
+    watch.stop()
+    [(what, why)] = unreadable(context)
+    assert (what, "SIGKILL" in why) == ("samples", True)
+    table, truncated = read_table(context.folder / "machines.arrow", MACHINES)
     assert table.num_rows
     assert not truncated  # what is missing is recorded as a gap
-    watch.name("load", os.getpid())
-    watch.poll()
-    watch.stop()
     (note,) = context.status.notes
     assert "SIGKILL" in note
-    assert context.facts.monitor is not None
-    assert context.facts.monitor["unreadable"] == [gap]
 
 
-def test_a_watcher_that_hangs_is_a_recorded_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machines, "_STOP_GRACE_S", 0.2)
-    context = watched_trial(tmp_path / "trial-01", "cpu", "cpu")
-    watch = MonitorProcess(context)
-    poll_until(watch, context, "machines")
-    assert watch.child is not None
-    os.kill(watch.child.pid, signal.SIGSTOP)  # as in a call of the driver that does not come back
-    watch.stop()
-    assert len(context.status.notes) == 1
-    assert context.facts.monitor is not None
-    assert [item["what"] for item in context.facts.monitor["unreadable"]] == ["samples"]
-
-
-IDLE = {"device": "cuda:0", "processes": [], "memory_bytes": 300 << 20}
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({}, ()),
-        ({"processes": None, "memory_bytes": None}, ()),
-        ({"memory_bytes": 2 * GIB}, ("2.0 GiB",)),
-        (
-            {"processes": [{"pid": pid, "name": "x" if pid > 1 else None, "memory_bytes": 1} for pid in range(1, 6)]},
-            ("a process (pid 1)", "x (pid 3)"),
-        ),
-    ],
-)
-def test_a_device_that_is_not_idle_is_named_with_its_load(changes: dict[str, Any], words: tuple[str, ...]) -> None:
-    note = busy_text({**IDLE, **changes}, H200)
-    assert bool(note) == bool(words)
-    assert all(word in note for word in words)
+def test_a_device_that_is_not_idle_is_named_with_its_load() -> None:
+    card, h200 = {"name": "cuda:0"}, {"name": "NVIDIA H200"}
+    assert busy_text(card, h200) == busy_text({**card, "memory_bytes": 300 << 20, "foreign_processes": 0}, h200) == ""
+    assert busy_text({**card, "memory_bytes": 2 * GIB}, h200).startswith("cuda:0 (NVIDIA H200) is not idle")
+    assert "0.0 GiB in use and 2 processes of others on it:" in busy_text({**card, "foreign_processes": 2}, {})
 
 
 # Ready at once, and measures when asked; a library prints the line between.
@@ -229,29 +166,8 @@ DIES = "import os, sys; print('the driver fell off', file=sys.stderr, flush=True
 SILENT = "import time; time.sleep(60)"
 
 
-def measured_trial(
-    folder: Path,
-    *,
-    devices: tuple[str, ...] = ("cpu", "cpu"),
-    reference_s: float = 2.0,
-    external: bool = False,
-    check: Callable[[], None] = lambda: None,
-) -> TrialContext:
-    arms: list[dict[str, Any]] = [{"preset": "eager", "model": {"device": device}} for device in devices]
-    if external:
-        arms = [{"kind": "openai", "address": "http://127.0.0.1:9", "model_name": "m"} for _ in devices]
-    named = [{"name": f"arm-{index}", "control": not index, **arm} for index, arm in enumerate(arms)]
-    table = {
-        "arms": named,
-        "compare_models": external,
-        "engine": {"threads": 3},
-        "machines": {"reference_s": reference_s},
-    }
-    return trial_context(folder / "trial", table, check=check)
-
-
-def measure(context: TrialContext, program: str, when: When, **limits: float) -> None:
-    measure_references(context, when, command=[sys.executable, "-c", program], **limits)
+def measure(context: TrialContext, program: str, when: When) -> None:
+    measure_references(context, when, command=[sys.executable, "-c", program])
 
 
 def reference_rows(context: TrialContext) -> list[dict[str, Any]]:
@@ -261,7 +177,7 @@ def reference_rows(context: TrialContext) -> list[dict[str, Any]]:
 
 
 def test_each_device_is_measured_once_with_its_arms_threads(tmp_path: Path) -> None:
-    context = measured_trial(tmp_path)
+    context = trial(tmp_path)
     measure(context, MEASURES, "before")
     (row,) = reference_rows(context)
     expected = {"device": "cpu", "when": "before", "at_ns": 5, "error": None}
@@ -271,7 +187,7 @@ def test_each_device_is_measured_once_with_its_arms_threads(tmp_path: Path) -> N
 
 
 def test_devices_are_measured_in_order_and_backwards_after_the_trial(tmp_path: Path) -> None:
-    context = measured_trial(tmp_path, devices=("cuda", "cuda:1", "cuda:0"))
+    context = trial(tmp_path, "cuda", "cuda:1", "cuda:0")
     began = time.monotonic()
     measure(context, SLOW_TO_COME_UP, "before")
     measure(context, SLOW_TO_COME_UP, "after")
@@ -296,8 +212,9 @@ def test_a_device_that_cannot_be_measured_is_a_row_and_a_note(
     program: str, start_s: float, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machines, "_MEASURE_S", 0.1)
-    context = measured_trial(tmp_path, reference_s=0.01)
-    measure(context, program, "after", start_timeout_s=start_s)
+    monkeypatch.setattr(machines, "START_TIMEOUT_S", start_s)
+    context = trial(tmp_path, reference_s=0.01)
+    measure(context, program, "after")
     (row,) = reference_rows(context)
     assert words in row["error"]
     assert row["at_ns"] > 1.6e18
@@ -305,9 +222,8 @@ def test_a_device_that_cannot_be_measured_is_a_row_and_a_note(
     assert note.startswith("cpu was not measured after the trial")
 
 
-@pytest.mark.parametrize("options", [{"reference_s": 0}, {"external": True}])
-def test_neither_external_machines_nor_references_of_0_s_are_measured(options: dict[str, Any], tmp_path: Path) -> None:
-    context = measured_trial(tmp_path, **options)
+def test_references_of_0_s_are_not_measured(tmp_path: Path) -> None:
+    context = trial(tmp_path, reference_s=0)
     measure(context, DIES, "before")
     assert (context.facts.references, context.logs.exists()) == ([], False)
 
@@ -316,7 +232,7 @@ def test_an_interruption_ends_the_measurement_and_its_processes(tmp_path: Path) 
     def stop() -> None:
         raise StopRequestedError
 
-    context = measured_trial(tmp_path, check=stop)
+    context = trial(tmp_path, check=stop)
     before = set(processes._children)
     with pytest.raises(StopRequestedError):
         measure(context, SILENT, "before")

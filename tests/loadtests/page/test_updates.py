@@ -68,13 +68,6 @@ def rows(tail: TableTail) -> list[dict[str, Any]]:
     return [row for batch in tail.batches() for row in batch.to_pylist()]
 
 
-def test_documents_are_objects_of_json_alone(tmp_path: Path) -> None:
-    file = tmp_path / "interim.jsonl"
-    deep = "[" * 100_000
-    file.write_text(f'{{"number": 1, "value": NaN}}\nnull\n[1]\n{{"torn\n{deep}\n\n{json.dumps({"number": 2})}\n')
-    assert LinesTail(file).new() == [{"number": 1, "value": None}, {"number": 2}]
-
-
 def row(number: int) -> dict[str, object]:
     return {"name": f"row {number}", "n": number, "more": "x" * 1000}
 

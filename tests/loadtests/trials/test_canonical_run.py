@@ -194,8 +194,6 @@ def test_the_machine_and_every_process_are_sampled(canonical: Canonical) -> None
     machines = trial_facts(canonical.run_dir)["monitor"]
     assert (machines["interval_s"], machines["devices"], machines["before"]) == (1.0, {}, [])
     assert "samples" not in {item["what"] for item in machines["unreadable"]}
-    assert machines["arms"] == {"eager": "cpu", "naive": "cpu"}
-    assert machines["machines"]["run"]["machine"] == records.environment["machine"]
 
 
 def test_the_summary_joins_spikes_to_compiles_and_finds_the_records_whole(canonical: Canonical) -> None:

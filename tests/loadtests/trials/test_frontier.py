@@ -52,7 +52,7 @@ def experiment(**tables: Any) -> Experiment:
         "arms": [*TWO_ARMS, {"name": "dynamic", "preset": "compiled-dynamic"}],
         "engine": {"max_prompt_tokens": 64, "max_new_tokens": 4},
         "slo": {"p90_ttft_ms": 400},
-        "machines": {"reference_s": 0, "sample_s": 0},
+        "machines": {"reference_s": 0},
         "parity": {"served": False},
     }
     return small(**{**common, "traffic": traffic, **tables})

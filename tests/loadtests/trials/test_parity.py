@@ -166,10 +166,11 @@ def test_a_measurement_that_says_nothing_is_ended(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize(("flags", "verdict"), [(("--noise", "padded=0.004"), "FAIL"), (("--crash", "eager"), None)])
 def test_a_run_starts_nothing_where_parity_fails_or_breaks(
-    flags: tuple[str, ...], verdict: str | None, tmp_path: Path
+    flags: tuple[str, ...], verdict: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = [sys.executable, measure.__file__, *flags]
-    outcome = Orchestrator(experiment(parity={"full": True}), out=tmp_path, parity_command=command).run()
+    command = (sys.executable, measure.__file__, *flags)
+    monkeypatch.setattr("tailgate.loadtests.trials.parity_processes.PARITY_COMMAND", command)
+    outcome = Orchestrator(experiment(parity={"full": True}), out=tmp_path).run()
     assert not outcome.complete
     assert not list(outcome.run_dir.glob("trial-*"))
     if verdict is None:

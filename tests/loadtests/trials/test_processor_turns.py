@@ -12,7 +12,7 @@ import pytest
 
 from tailgate.loadtests.trials import processes
 from tailgate.loadtests.trials.context import RunError
-from tailgate.loadtests.trials.processes import ProcessorTurns, processor_sets
+from tailgate.loadtests.trials.processes import ProcessorTurns
 
 # A thread and a child of its own, so that both are seen to be bound.
 SLEEPER = (
@@ -29,14 +29,12 @@ def bound(pid: int) -> set[int]:
 
 
 def test_replicas_change_processors_after_each_turn_and_have_all_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert processor_sets(range(10), 3) == [(0, 1, 2), (3, 4, 5), (6, 7, 8)]
-    assert (processor_sets((4, 7), 2), processor_sets((4, 7), 3)) == ([(4,), (7,)], [])
     now, places = 100.0, dict[int, Any]()
     monkeypatch.setattr(processes.time, "monotonic", lambda: now)
-    monkeypatch.setattr(processes.os, "sched_getaffinity", lambda pid: {3, 5})
+    monkeypatch.setattr(processes.os, "sched_getaffinity", lambda pid: {3, 4, 5, 6, 9})
     monkeypatch.setattr(processes, "_bind", lambda pid, processors: places.update({pid: processors}))
     turns = ProcessorTurns(1.0)
-    turns.start({"eager-0": 1, "twin-0": 2})
+    turns.start([1, 2])
     seen = []
     for _ in range(3):
         seen.append(dict(places))
@@ -45,9 +43,9 @@ def test_replicas_change_processors_after_each_turn_and_have_all_at_the_end(monk
         assert places == seen[-1]
         now += 0.6
         turns.poll()
-    assert seen == [{1: (3,), 2: (5,)}, {1: (5,), 2: (3,)}, {1: (3,), 2: (5,)}]
+    assert seen == [{1: [3, 4], 2: [5, 6]}, {1: [5, 6], 2: [3, 4]}, {1: [3, 4], 2: [5, 6]}]
     turns.stop()
-    assert places == {1: {3, 5}, 2: {3, 5}}
+    assert places == {1: {3, 4, 5, 6, 9}, 2: {3, 4, 5, 6, 9}}
 
 
 def test_every_thread_of_a_process_and_of_its_children_is_bound() -> None:
@@ -74,5 +72,5 @@ def test_turns_that_cannot_be_taken_end_the_run_before_the_traffic(
     monkeypatch.setattr(processes.os, "sched_setaffinity", refuse)
     turns = ProcessorTurns(1.0)
     with pytest.raises(RunError, match=f"machines.processor_turn_s is 1: .*{words}.*: set it to 0"):
-        turns.start({"eager-0": os.getpid(), "twin-0": os.getpid()})
+        turns.start([os.getpid(), os.getpid()])
     turns.stop()

@@ -56,7 +56,7 @@ def test_a_mirrored_run_is_seen_on_its_live_page_and_by_prometheus(tmp_path: Pat
         page.enter_context(live_page(status, 0, {"complete": True}))
         scraping = threading.Thread(target=scrape)
         scraping.start()
-        outcome, _ = run(experiment(), tmp_path, status=status, metrics=True)
+        outcome, _ = run(experiment(), tmp_path, status=status)
         scraping.join()
         last = get(f"http://127.0.0.1:{port}/metrics")
         (url,) = [note.removeprefix("live page: ") for note in status.notes if note.startswith("live page: ")]
@@ -76,7 +76,7 @@ def test_a_mirrored_run_is_seen_on_its_live_page_and_by_prometheus(tmp_path: Pat
     assert shown["now"]["load"]["finished"] == shown["now"]["planned"] > 0
     assert any(event["phase"] == "serving" for event in shown["events"])
     assert shown["load"][-1]["arms"]["eager"]["ttft_p99_ms"] > 0
-    assert shown["now"]["replicas"]["eager-0"]["running"] is not None
+    assert shown["now"]["replicas"]["eager-0"]["text"] == "ready"
     assert shown["machines"]
     assert (ending["last"], ending["now"]["ended"]["complete"]) == (True, True)
 

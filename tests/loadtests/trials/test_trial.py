@@ -22,9 +22,9 @@ from tests.fakes.whole_run import trial_context
 
 def test_a_part_that_cannot_be_stopped_keeps_no_other_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arms = [{"name": "a", "preset": "eager", "control": True}, {"name": "b", "preset": "compiled-padded"}]
-    context = trial_context(tmp_path, {"arms": arms, "machines": {"sample_s": 0}})
+    context = trial_context(tmp_path, {"arms": arms})
     schedule = draw(context.experiment, source_of(context.experiment), 1)
-    trial = Trial(context, schedule=schedule, shared_cache=tmp_path / "cache", arm_command=["false"])
+    trial = Trial(context, schedule=schedule)
     stopped: list[type] = []
 
     def stop(part: type, fails: bool) -> Any:
