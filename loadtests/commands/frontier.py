@@ -27,6 +27,7 @@ def command(
     page: options.Page = 0,
     metrics: options.Metrics = "",
     quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
     as_json: options.Json = False,
 ) -> int:
     """Find out which policy to ship at which load.
@@ -45,4 +46,4 @@ def command(
     loaded = frontier_plan(experiment, settings=settings or ())
     check_budget(loaded, budget)
     search = FrontierSearch(loaded, out=Path(out), budget_s=budget * 60.0, arm_command=context.obj or ARM_COMMAND)
-    return run_and_judge(search, page=page, metrics=metrics, quiet=quiet, as_json=as_json)
+    return run_and_judge(search, page=page, metrics=metrics, verbosity=verbose - quiet, as_json=as_json)

@@ -17,7 +17,7 @@ from tailgate.loadtests.trials.run import Orchestrator
 from tailgate.loadtests.trials.status import Status
 
 
-def run_and_judge(orchestrator: Orchestrator, *, page: int | None, metrics: str, quiet: bool, as_json: bool) -> int:
+def run_and_judge(orchestrator: Orchestrator, *, page: int | None, metrics: str, verbosity: int, as_json: bool) -> int:
     """Run the experiment and judge it, after checks that start nothing; return the exit code.
 
     `page` and `metrics` are --page, None for no page, and --metrics.
@@ -34,12 +34,12 @@ def run_and_judge(orchestrator: Orchestrator, *, page: int | None, metrics: str,
             from tailgate.loadtests.trials.run_metrics import exporting
 
             stack.enter_context(exporting(status, metrics))
-        return _run(orchestrator, status, ended, quiet=quiet, as_json=as_json)
+        return _run(orchestrator, status, ended, verbosity=verbosity, as_json=as_json)
 
 
-def _run(orchestrator: Orchestrator, status: Status, ended: dict[str, Any], *, quiet: bool, as_json: bool) -> int:
+def _run(orchestrator: Orchestrator, status: Status, ended: dict[str, Any], *, verbosity: int, as_json: bool) -> int:
     """Run and judge the experiment, put into `ended` how it ended, and return the exit code."""
-    with stopping(orchestrator.interrupt, status.note), displayed(status, quiet=quiet):
+    with stopping(orchestrator.interrupt, status.note), displayed(status, verbosity=verbosity):
         outcome = orchestrator.run()
         status.phase = "stopped" if not outcome.complete else "recorded"
     if outcome.error is not None:
@@ -53,6 +53,6 @@ def _run(orchestrator: Orchestrator, status: Status, ended: dict[str, Any], *, q
     if not outcome.complete and not has_requests(outcome.run_dir):
         return without_verdict(outcome.run_dir, ended, as_json=as_json)
     status.phase = "judging"
-    if not quiet and not sys.stderr.isatty():
+    if verbosity >= 0 and not sys.stderr.isatty():
         print(f"judging {outcome.run_dir}", file=sys.stderr)
-    return judge_run(outcome.run_dir, ended, as_json=as_json, broke=not outcome.complete, quiet=quiet)
+    return judge_run(outcome.run_dir, ended, as_json=as_json, broke=not outcome.complete, quiet=verbosity < 0)

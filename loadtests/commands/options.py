@@ -78,6 +78,9 @@ Duration = Annotated[
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress: only the result and errors.")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Print progress as lines, and everything that the run's processes log.")
+]
 Slo = Annotated[
     list[str] | None,
     typer.Option(

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from tailgate.analysis.wording import counted
 from tailgate.loadtests.commands.exits import EXIT_BROKE, complain, stopping, without_verdict
-from tailgate.loadtests.commands.options import ExperimentName, Json, Out, Quiet, set_option
+from tailgate.loadtests.commands.options import ExperimentName, Json, Out, Quiet, Verbose, set_option
 from tailgate.servers import stdout
 
 EXAMPLES = """\
@@ -22,6 +22,7 @@ def command(
     settings: Annotated[list[str] | None, set_option("parity.prompts=64")] = None,
     out: Out = "runs",
     quiet: Quiet = False,
+    verbose: Verbose = False,
     as_json: Json = False,
 ) -> int:
     """Check that the arms of an experiment compute the same.
@@ -49,7 +50,7 @@ def command(
     status = orchestrator.status
     status.run_dir = folder = new_run_dir(Path(out), f"{loaded.name}-parity")
     try:
-        with stopping(orchestrator.interrupt, status.note), displayed(status, quiet=quiet):
+        with stopping(orchestrator.interrupt, status.note), displayed(status, verbosity=verbose - quiet):
             outcome = orchestrator.measure_parity(folder)
             status.phase = "measured"
     except (RunError, StopRequestedError) as error:

@@ -42,6 +42,7 @@ def command(
     page: options.Page = 0,
     metrics: options.Metrics = "",
     quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
     as_json: options.Json = False,
 ) -> int:
     """Move traffic to a candidate step by step.
@@ -70,4 +71,6 @@ def command(
     production = any(table_of(table, "users").get(key) for key in ("admin", "route", "provider"))
     loaded = ramped(from_table(production_table(table) if production else table), at_most_s=at_most)
     run = UsersRamp if production else partial(RampRun, arm_command=context.obj or ARM_COMMAND)
-    return run_and_judge(run(loaded, out=Path(out)), page=page, metrics=metrics, quiet=quiet, as_json=as_json)
+    return run_and_judge(
+        run(loaded, out=Path(out)), page=page, metrics=metrics, verbosity=verbose - quiet, as_json=as_json
+    )

@@ -44,6 +44,7 @@ def command(
     page: options.Page = 0,
     metrics: options.Metrics = "",
     quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
     as_json: options.Json = False,
 ) -> int:
     """Run an experiment and judge it.
@@ -58,7 +59,7 @@ def command(
 
     loaded = planned(experiment, settings, duration, trace, until_decided, at_most)
     orchestrator = Orchestrator(loaded, out=Path(out), arm_command=context.obj or ARM_COMMAND)
-    return run_and_judge(orchestrator, page=page, metrics=metrics, quiet=quiet, as_json=as_json)
+    return run_and_judge(orchestrator, page=page, metrics=metrics, verbosity=verbose - quiet, as_json=as_json)
 
 
 def planned(

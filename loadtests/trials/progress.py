@@ -1,4 +1,5 @@
-"""The display of a run on stderr: on a terminal its state in place, otherwise a line every 5 s."""
+"""The display of a run on stderr: on a terminal its state in place, otherwise a line every 5 s; with --verbose a line
+every second, and all that the run's processes log."""
 
 from __future__ import annotations
 
@@ -7,15 +8,19 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
 from typing import TextIO
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from tailgate.loadtests.external.log_tail import LogTail
 from tailgate.loadtests.trials.status import Status
+from tailgate.servers.complaint import printable
 
 PLAIN_EVERY_S = 5.0
+VERBOSE_EVERY_S = 1.0
 LIVE_EVERY_S = 0.25
 
 
@@ -40,20 +45,24 @@ def parts_of(status: Status, elapsed_s: float) -> list[str]:
 
 @contextmanager
 def displayed(
-    status: Status, *, quiet: bool = False, stream: TextIO | None = None, every_s: float | None = None
+    status: Status, *, verbosity: int = 0, stream: TextIO | None = None, every_s: float | None = None
 ) -> Iterator[None]:
-    """Show `status` on `stream` until the end of the block, unless `quiet`; every phase and note at least once."""
-    if quiet:
+    """Show `status` on `stream` until the end of the block; every phase and note is shown at least once.
+
+    `verbosity` is -1 for nothing, and 1 for lines with those of the logs of the run.
+    """
+    if verbosity < 0:
         yield
         return
     console = Console(file=stream or sys.stderr, highlight=False, markup=False, emoji=False, soft_wrap=True)
-    in_place = console.is_terminal and not console.is_dumb_terminal
+    in_place = console.is_terminal and not console.is_dumb_terminal and not verbosity
     live = Live(console=console, auto_refresh=False) if in_place else None
-    every_s = every_s or (LIVE_EVERY_S if in_place else PLAIN_EVERY_S)
+    every_s = every_s or (LIVE_EVERY_S if in_place else VERBOSE_EVERY_S if verbosity else PLAIN_EVERY_S)
     ended = threading.Event()
 
     def show() -> None:
-        began, phase, notes, shown_at = time.monotonic(), "", 0, -every_s
+        began, logs = time.monotonic(), dict[Path, LogTail]()
+        phase, notes, shown_at = "", 0, -every_s
         # A closed terminal or pipe must not break the run.
         with suppress(OSError, ValueError), live or nullcontext():
             while True:
@@ -68,6 +77,9 @@ def displayed(
                 for note in status.notes[notes:]:
                     console.print(f"[{_clock(elapsed)}] {note}")
                     notes += 1
+                if verbosity and status.run_dir is not None:
+                    for line in _new_lines(status.run_dir, logs):
+                        console.print(printable(line))
                 if last and status.phase == phase:
                     return
                 ended.wait(0.1)
@@ -79,6 +91,14 @@ def displayed(
     finally:
         ended.set()
         thread.join(timeout=2.0)
+
+
+def _new_lines(run_dir: Path, logs: dict[Path, LogTail]) -> Iterator[str]:
+    """Yield the whole lines that the logs in `run_dir` have got since the last call, each with its log's name."""
+    for path in sorted(run_dir.rglob("*.log")):
+        if path not in logs:
+            logs[path] = LogTail(path, at=0)
+        yield from (f"{path.stem}: {line}" for line in logs[path].lines())
 
 
 def _clock(seconds: float) -> str:

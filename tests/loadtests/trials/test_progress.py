@@ -67,15 +67,21 @@ def test_a_closed_stream_does_not_break_the_run() -> None:
     assert out.closed
 
 
-@pytest.mark.parametrize("quiet", [False, True])
-def test_every_phase_and_note_is_shown_once_unless_quiet(quiet: bool) -> None:
-    status, out = Status(phase="starting arms"), io.StringIO()
-    with displayed(status, quiet=quiet, stream=out, every_s=60.0):
+@pytest.mark.parametrize("verbosity", [-1, 0, 1])
+def test_every_phase_and_note_is_shown_once_and_with_verbose_what_the_processes_log(
+    verbosity: int, tmp_path: Path
+) -> None:
+    log = tmp_path / "trial-01" / "logs" / "eager-0.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("warms up\nhalf a li")
+    status, out = Status(phase="starting arms", run_dir=tmp_path), io.StringIO()
+    with displayed(status, verbosity=verbosity, stream=out, every_s=60.0):
         status.note("eager is ready")
         status.phase = "traffic"
+    shown = {-1: [], 0: ["[0:00] eager is ready", "[0:00] · traffic"], 1: ["eager-0: warms up"]}[verbosity]
     lines = out.getvalue().splitlines()
-    assert [lines.count(line) for line in ("[0:00] eager is ready", "[0:00] · traffic")] == [not quiet] * 2
-    assert bool(lines) != quiet
+    assert [lines.count(line) for line in shown] == [1] * len(shown)
+    assert bool(lines) == (verbosity >= 0)
 
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
