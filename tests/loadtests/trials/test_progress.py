@@ -105,7 +105,8 @@ def value(samples: Samples, name: str, **labels: str) -> float:
 def load(folder: Path, worker: int, answers: int, failed: int = 0) -> None:
     """One load process of a trial, which has sent this much to "eager" and has one request more under way."""
     folder.mkdir(parents=True, exist_ok=True)
-    log = LoadLog(folder, worker=worker, planned=10, arms=["eager", "naive"])
+    log = LoadLog(folder, worker=worker, arms=["eager", "naive"])
+    log.planned = 10
     log.start_ns = now_ns()
     for number in range(answers + failed + 1):
         log.begun("eager")
