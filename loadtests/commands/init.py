@@ -134,7 +134,8 @@ def written(path: str, model: str, urls: Sequence[str], rate: float, p99_ms: flo
     Arms have a GPU each where there are two; on one they take turns. The run is as long as a PASS takes.
     """
     from tailgate.analysis.settings.gate_limits import GateLimits
-    from tailgate.loadtests.commands.check import least_minutes
+    from tailgate.analysis.settings.slo_targets import parse_slo
+    from tailgate.analysis.statistics.planning import shortest_trial_s
     from tailgate.loadtests.experiments.files import template
     from tailgate.loadtests.experiments.reading import SCHEMA_LINE
     from tailgate.loadtests.trials.environment import count_gpus
@@ -170,7 +171,7 @@ def written(path: str, model: str, urls: Sequence[str], rate: float, p99_ms: flo
         "workload": as_toml("sentences" if encoder else "conversation"),
         "design": design,
         "rate": rate,
-        "duration_s": 60 * least_minutes(GateLimits(), slo, rate=of_an_arm, block_s=block_s),
+        "duration_s": round(shortest_trial_s(GateLimits(), parse_slo(slo), rate=of_an_arm, block_s=block_s)),
         "off": "" if p99_ms else "# ",
         "metric": metric,
         "p99_ms": p99_ms or 500.0,
