@@ -152,11 +152,10 @@ def usage_error(error: typer.TyperException) -> str:
     option = re.match(r"No such option: --([a-z0-9_-]+)", message)
     if option and context and any(parameter.name == "settings" for parameter in context.command.params):
         from tailgate.loadtests.experiments.model import Experiment
+        from tailgate.servers.fields import key_paths
 
-        key = option[1].replace("-", "_")
-        for table, field in Experiment.model_fields.items():
-            if key in getattr(field.annotation, "model_fields", ()):
-                return f"{option[0]}: write --set {table}.{key}=VALUE"
+        if path := key_paths(Experiment).get(option[1].replace("-", "_")):
+            return f"{option[0]}: write --set {path}=VALUE"
     return f"{message}{'' if message.endswith('?') else ':'} see `{where} --help`"
 
 
