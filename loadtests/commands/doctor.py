@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, cast
 
 import typer
 
-from tailgate.loadtests.commands.exits import working
+from tailgate.loadtests.commands.exits import EXIT_BROKE, EXIT_OPEN, working
 from tailgate.loadtests.commands.options import Json, number
 from tailgate.servers import stdout
 from tailgate.servers.complaint import ConfigError, check_installed, not_installed
@@ -56,8 +56,10 @@ def command(
     Looks for GPU, compilers and Envoy. Then measures how much of the processors the hypervisor and other
     work take, and whether the machine keeps its speed. The checks of a run apply the same limits.
 
-    Exit codes: 0 nothing is missing, 1 something is.
+    Exit codes: 0 nothing is missing and a verdict on latency is possible, 3 it would stay open, 1 something is missing,
+    2 bad usage.
     """
+
     found = [*installed(), *(measured(seconds) if seconds else ())]
     lines = stdout.aligned([(item.state, item.what, item.text) for item in found], left=2)
     open_by = [item.what for item in found if not item.carries]
@@ -67,7 +69,9 @@ def command(
         lines += ["", "This machine can carry a verdict on latency, as long as it stays like this."]
     document = {"findings": [item._asdict() for item in found], "carries_latency": not open_by if seconds else None}
     stdout.write("\n".join(lines), document, as_json=as_json)
-    return int(any(item.state == "missing" for item in found))
+    if any(item.state == "missing" for item in found):
+        return EXIT_BROKE
+    return EXIT_OPEN if open_by else 0
 
 
 def installed() -> Iterator[Finding]:
@@ -162,7 +166,8 @@ def measured(seconds: float) -> Iterator[Finding]:
         text = f"{value:.2g} % of the processors' time, limit {limit:g} % (gates.{key})"
         yield _limited(what, text, remedy, fine=value <= limit)
     yield _speed(answers, limits.max_machine_drift)
-    yield _clocks(clocks)
+    if clocks:
+        yield _clocks(clocks)
 
 
 def _limited(what: str, text: str, remedy: str, *, fine: bool) -> Finding:
@@ -196,24 +201,19 @@ def _speed(answers: Sequence[Ready | Measured | str], limit: float) -> Finding:
 
 
 def _clock() -> Iterator[tuple[float, Sequence[str]]]:
-    """Yield the clock in MHz of the first GPU, and what holds it back, or that of the processors; or nothing."""
-    import psutil
-
+    """Yield the clock in MHz of the first GPU, and what holds it back, if its driver shows them."""
     from tailgate.loadtests.monitor.gpus import shown_cards
 
     with suppress(Exception):  # a driver that does not show it
         for card in shown_cards(os.environ)[:1]:
             yield card.probes["sm_mhz"](), card.probes["throttle"]()
-            return
-    with suppress(Exception):  # a machine that shows none
-        yield psutil.cpu_freq().current, ()
 
 
 def _clocks(clocks: Sequence[tuple[float, Sequence[str]]]) -> Finding:
-    """Return the range of the clock, and what held it back but for the power cap, which is usual under full load."""
+    """Return the range of a GPU's clock, and what held it back but for the power cap, usual under full load."""
     from tailgate.analysis.run.machine_records import POWER_CAP, THROTTLES
 
     speeds = [mhz for mhz, _ in clocks]
-    text = f"{min(speeds):,.0f} to {max(speeds):,.0f} MHz under load" if speeds else "not shown by this machine"
+    text = f"{min(speeds):,.0f} to {max(speeds):,.0f} MHz under load"
     held = sorted({THROTTLES[name] for _, names in clocks for name in names if name in THROTTLES and name != POWER_CAP})
     return _limited("clock", f"{text}{', held back by ' * bool(held)}{', '.join(held)}", "cool the card", fine=not held)

