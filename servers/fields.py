@@ -118,7 +118,7 @@ _REMEDIES = {
     "bool_type": "give true or false",
     "string_type": "give a text in quotes",
     **dict.fromkeys(("int_type", "int_from_float"), "give a whole number"),
-    **dict.fromkeys(("float_type", "float_parsing"), "give a number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "give a number, without quotes or a unit"),
     **dict.fromkeys(("tuple_type", "list_type"), "give a list"),
     **dict.fromkeys(("model_type", "model_attributes_type", "dict_type", "mapping_type"), "give a table"),
 }
@@ -148,8 +148,14 @@ def complaint(error: ValidationError, model: type[BaseModel], table: Mapping[str
     return f"{key} is {as_toml(value)}: {' or '.join(dict.fromkeys(map(_remedy, alike)))}"
 
 
+_SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600}
+
+
 def _remedy(found: Any) -> str:
     """Return what to write instead: one of several where a setting takes several types."""
+    length = re.fullmatch(r"([0-9.]{1,9}) ?(s|m|min|h)", str(found["input"]))
+    if length and found["type"] == "float_type" and str(found["loc"][-1]).endswith("_s"):
+        return f"give {float(length[1]) * _SECONDS[length[2]]:g}, in seconds"
     remedy = _REMEDIES.get(found["type"])
     if remedy is None:
         return str(found["msg"][:1].lower() + found["msg"][1:])

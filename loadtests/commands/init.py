@@ -95,7 +95,7 @@ def command(
         raise ConfigError(f"{servers} given: write --url twice, for the one in service and then for its successor")
     model = _asked(model, "--model", "name by which both servers know the model")
     if not urls:
-        check_model(model)
+        check_model(model, key="--model")
     rate = _asked(rate, "--rate", "requests/s that one replica gets", "4", _positive)
     if p99_ms is None and not urls and _is_asked():
         p99_ms = _asked(None, "--p99-ms", "p99 TTFT in ms that users accept, or none", "none", _objective)

@@ -137,9 +137,16 @@ def test_help_of_every_command_has_examples(command: str, capsys: pytest.Capture
         (["check", "demo", "--out", "/proc/x"], '--out "/proc" is not writable: give a folder that is'),
         (
             ["run", "demo", "--set", "model.id=./llama"],
-            'llama" does not exist: give a Hugging Face path',
+            "llama\" does not exist: give a model's folder",
         ),
-        (["check", "broken.toml"], "at the end of a table declaration (at line 2, column 9): correct it there"),
+        (["check", "broken.toml"], "declaration (at line 2, column 9): correct it there: [traffic"),
+        (["check", "demo", "--set"], "Option '--set' requires an argument: see `tailgate check --help`"),
+        (["check", "demo", "--set", "traffic.duration_s=10m"], 'traffic.duration_s is "10m": give 600, in seconds'),
+        (["check", "demo", "--set", "model.id=tiny"], 'model.id "tiny" is no model: did you mean random:tiny'),
+        (["check", "canary.toml"], "arms has 0 entries: give 2 to 26 [[arms]] tables"),
+        (["run", "runs/1-demo"], "is a run directory: give runs/1-demo/experiment.toml to run it again"),
+        (["analyze", "runs"], "holds several runs: did you mean runs/1-demo?"),
+        (["open", "runs/demo"], '"runs/demo" does not exist: did you mean runs/1-demo?'),
         (["run", "demo", "--set", "model.device=cuda"], "no GPU is visible: use cpu, or run where `tailgate doctor`"),
     ],
 )
@@ -150,7 +157,13 @@ def test_bad_usage_is_one_line_with_exit_code_2(
     monkeypatch.setattr("tailgate.loadtests.trials.preflight.sees_gpu", lambda: False)
     arms = 'arms = [{ preset = "eager", control = true }, { preset = "eager-padded" }]'
     files = {"unnamed": f'name = "a"\n{arms}\n[traffic]\nrate = 1\n'}
-    files |= {"canary": "", "key": 'name = "a"\n[trafic]\nrate = 1\n', "broken": 'name = "a"\n[traffic\n'}
+    files |= {
+        "canary": 'name = "a"\n[traffic]\nrate = 1\n',
+        "runs/1-demo/experiment": "",
+        "key": 'name = "a"\n[trafic]\nrate = 1\n',
+        "broken": 'name = "a"\n[traffic\n',
+    }
+    (tmp_path / "runs" / "1-demo").mkdir(parents=True)
     for name, text in files.items():
         (tmp_path / f"{name}.toml").write_text(text)
     assert expected in refused(capsys, *arguments)

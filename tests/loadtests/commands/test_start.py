@@ -120,7 +120,7 @@ def test_init_asks_at_a_terminal_for_what_no_option_gives(
         ((), ("--model is missing", "no terminal", "add --model")),
         (("--model", "random:tiny"), ("--rate is missing", "add --rate")),
         (("--model", "random:tiny", "--rate", "0"), ("--rate", "'0' is no number from 0.001")),
-        (("--model", "./nowhere", "--rate", "1"), ('model.id "./nowhere" does not exist', "random:NAME")),
+        (("--model", "./nowhere", "--rate", "1"), ('--model "./nowhere" does not exist', "random:tiny")),
         (SERVERS[:2], ("1 server given: write --url twice",)),
         (("a b.toml", "--model", "random:tiny"), ('PATH "a b.toml"', "letters")),
         (("there.toml/a.toml", "--model", "random:tiny", "--rate", "1"), ('"there.toml" is no folder',)),
