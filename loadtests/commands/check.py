@@ -67,7 +67,7 @@ def command(
         "gates": [item._asdict() for item in gates],
         "warnings": [item._asdict() for item in found],
     }
-    stdout.write("\n".join(_words(loaded, schedule, gates, found, out)), document, as_json=as_json)
+    stdout.write("\n".join(_words(loaded, schedule, gates, found)), document, as_json=as_json)
     return 0
 
 
@@ -99,10 +99,9 @@ def decidable(experiment: Experiment, schedule: Schedule) -> Iterator[Gates]:
             yield Gates(need.gates, False, never if pace["rate"] else "an arm of weight 0 gets no request")
             continue
         length_s = need.trial_s(**pace, trials=trials)
-        why = f"takes {duration_text(length_s)} of traffic{' in each trial' if trials > 1 else ''}: "
-        why += f"{need.requests:,} requests to every arm"
-        if need.blocks:
-            why += f", {counted(need.blocks, 'block')} of {pace['block_s']:g} s"
+        each = " in each trial" if trials > 1 else ""
+        blocks = f", {counted(need.blocks, 'block')} of {pace['block_s']:g} s" if need.blocks else ""
+        why = f"takes {duration_text(length_s)} of traffic{each}: {need.requests:,} requests to every arm{blocks}"
         yield Gates(need.gates, length_s <= traffic.duration_s, why)
     # A candidate first: its compiles are what the gates ask for.
     external = sorted(experiment.external_arms, key=lambda arm: arm.control)
@@ -118,18 +117,17 @@ def _pace(experiment: Experiment, schedule: Schedule) -> dict[str, float]:
 
     traffic, arms = experiment.traffic, experiment.arms
     turns = len(arms) if traffic.design == "switchback" else 1
-    rate = (traffic.rate or len(schedule) / schedule.duration_s) * least_share(
-        traffic.design, [arm.weight for arm in arms]
-    )
-    return {"rate": rate, "block_s": experiment.gates.block_s * turns}
+    share = least_share(traffic.design, [arm.weight for arm in arms])
+    rate = traffic.rate or len(schedule) / schedule.duration_s
+    return {"rate": rate * share, "block_s": experiment.gates.block_s * turns}
 
 
 def _words(
-    experiment: Experiment, schedule: Schedule, gates: Sequence[Gates], amiss: Sequence[Finding], out: str
+    experiment: Experiment, schedule: Schedule, gates: Sequence[Gates], amiss: Sequence[Finding]
 ) -> Iterator[str]:
     yield f"{experiment.name} can run."
     yield ""
-    yield from stdout.aligned([*_arms(experiment), *_plan(experiment, schedule, out)], left=2)
+    yield from stdout.aligned([*_arms(experiment), *_plan(experiment, schedule)], left=2)
     yield ""
     if amiss:
         yield from stdout.aligned([(item.state, item.what, item.text) for item in amiss], left=2)
@@ -160,7 +158,7 @@ def _arms(experiment: Experiment) -> Iterator[tuple[str, str, str]]:
         yield "model", "", experiment.own_arms[0].model.id
 
 
-def _plan(experiment: Experiment, schedule: Schedule, out: str) -> Iterator[tuple[str, str, str]]:
+def _plan(experiment: Experiment, schedule: Schedule) -> Iterator[tuple[str, str, str]]:
     from tailgate.analysis.wording import counted, duration_text
 
     traffic, trials = experiment.traffic, experiment.trials.count
@@ -177,7 +175,6 @@ def _plan(experiment: Experiment, schedule: Schedule, out: str) -> Iterator[tupl
         each = f"before each trial {counted(len(experiment.own_arms), 'arm')} load, compile and warm up"
         yield "", "", f"and {each}: a compiled one takes about a minute on the CPU, two to five on a GPU"
     yield "machine", "", "its speed is not measured here: `tailgate doctor` does that in 10 s"
-    yield "records", "", f"in a new folder of {out}{'' if Path(out).exists() else ', which is made'}"
 
 
 def _outlook(experiment: Experiment, schedule: Schedule, gates: Sequence[Gates]) -> str:
@@ -191,6 +188,5 @@ def _outlook(experiment: Experiment, schedule: Schedule, gates: Sequence[Gates])
     if impossible := [need.gates for need in needs(limits, targets) if need.requests is None]:
         return f"{lacks}\nNo length of it can PASS: {', '.join(impossible)} allows no miss."
     pace = _pace(experiment, schedule)
-    if not pace["rate"]:
-        return lacks
-    return f"{lacks}\nA PASS needs at least --duration {shortest_trial_s(limits, targets, **pace, trials=trials) / 60:.0f}m."
+    minutes = shortest_trial_s(limits, targets, **pace, trials=trials) / 60
+    return f"{lacks}\nA PASS needs at least --duration {minutes:.0f}m." if pace["rate"] else lacks

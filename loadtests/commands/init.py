@@ -7,13 +7,12 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from tailgate.loadtests.commands.options import Json
+from tailgate.loadtests.commands.options import Json, number
 from tailgate.servers import stdout
 from tailgate.servers.complaint import ConfigError
 
@@ -26,14 +25,7 @@ EXAMPLES = """\
 _PROMPT_TOKENS, _NEW_TOKENS = 1024, 256
 _TURN_S = 10.0
 _GENERATES = ("CausalLM", "LMHead", "ForConditionalGeneration")  # in the names of architectures
-_LEAST, _LARGEST = 1e-3, 1e6
-
-
-def _positive(text: str) -> float:
-    with suppress(ValueError):
-        if _LEAST <= (value := float(text)) <= _LARGEST:
-            return value
-    raise typer.BadParameter(f"{text!r} is no number from {_LEAST:g} to {_LARGEST:g}: give one")
+_positive = number(float, 1e-3, 1e6)
 
 
 def _objective(text: str) -> float | None:
