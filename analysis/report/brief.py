@@ -119,7 +119,8 @@ def _notes(summary: Summary) -> Iterable[tuple[str, str]]:
         head = ", ".join(counted(number, noun, count) for noun, number in counts.items())
         differences = len(summary.joined.differences)
         accepted = f" · {counted(differences, 'difference', count)} accepted" if differences else ""
-        yield "Judged together", f"{head}{accepted}: {', '.join(run.name for run in summary.joined.runs)}"
+        names = ", ".join(run.name for run in summary.joined.runs)
+        yield "Judged together", f"{head}{accepted} ({names})"
     if summary.design.pressure:
         yield "Under pressure", summary.design.pressure
     if (ended := summary.interim) is not None:

@@ -134,6 +134,7 @@ def runs_in(folder: Path) -> int:
 def test_runs_are_judged_as_one_in_a_folder_next_to_the_first(runs, tmp_path, capsys):
     before = {path: path.stat().st_mtime_ns for run in runs for path in run.rglob("*")}
     _, _, out = run_command(capsys, "analyze", *runs)
+    assert "(run-0, run-1, run-2)" in " ".join(out.partition("judged together")[2].split())
     folder = Path(out.rpartition("report: ")[2].strip()).parent
     assert folder.parent == tmp_path
     assert folder.name.startswith("joined-")
