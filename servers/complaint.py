@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -44,10 +44,13 @@ def one_line(message: str) -> str:
     return printable(shortened(" ".join(message.split())))
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return "did you mean NAME? " with the name of `known` that is closest to `word`; empty where none is close."""
+def did_you_mean(word: str, known: Iterable[str] | Mapping[str, str]) -> str:
+    """Return "did you mean NAME? " with the name of `known` that is closest to `word`, or what a mapping has of it;
+    empty where none is close."""
     closest = difflib.get_close_matches(word, list(known), n=1)
-    return f"did you mean {closest[0]}? " if closest else ""
+    if not closest:
+        return ""
+    return f"did you mean {known[closest[0]] if isinstance(known, Mapping) else closest[0]}? "
 
 
 def named(error: BaseException) -> str:

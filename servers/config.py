@@ -52,7 +52,7 @@ _UNUSED: Mapping[Task, Mapping[str, str]] = {
 def _found(model_id: str) -> str:
     """Return the id of a known model; the folder of "package:NAME/FOLDER", without importing the package."""
     if not model_id:
-        raise ValueError("is empty: give a Hugging Face path or id, or random:NAME")
+        raise ValueError("is empty: give a model's folder, a Hugging Face id, or random weights such as random:tiny")
     if model_id.startswith("random:") and model_id.removeprefix("random:") not in RANDOM_PRESETS:
         raise ValueError(f'is "{model_id}": random: takes {", ".join(RANDOM_PRESETS)}')
     if not model_id.startswith("package:"):

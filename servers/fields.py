@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from tailgate.servers.complaint import ConfigError, did_you_mean
 
@@ -43,7 +44,7 @@ class Settings(BaseModel):
             if key in cls.elsewhere:
                 raise ValueError(f"{key} {cls.elsewhere[key]}")
             if key not in cls.model_fields:
-                raise ValueError(f"{key} is unknown: {_instead(str(key), cls)}")
+                raise PydanticCustomError("unknown_key", "unknown", {"own": key, "instead": _instead(str(key), cls)})
         return table
 
     def replace(self, **changes: Any) -> Self:
@@ -61,8 +62,28 @@ S = TypeVar("S", bound=BaseModel)
 
 
 def _instead(key: str, model: type[BaseModel]) -> str:
-    """Return which key of the model was probably meant."""
-    return did_you_mean(key, model.model_fields).rstrip() or f"use one of {', '.join(model.model_fields)}"
+    """Return which key of the model, or of a table in it, was probably meant."""
+    return did_you_mean(key, key_paths(model)).rstrip() or f"use one of {', '.join(model.model_fields)}"
+
+
+def key_paths(model: type[BaseModel]) -> dict[str, str]:
+    """Return the path of each key of the model and of its tables by the last part; of several the first, the model's
+    own before all. An entry of a list is NAME: {"slots": "engine.slots", "weight": "arms.NAME.weight"}."""
+    found = {name: name for name in model.model_fields}
+    for name, field in model.model_fields.items():
+        kinds = _models(field.annotation)
+        listed = ".NAME" if get_origin(field.annotation) in (tuple, list) else ""
+        for kind in kinds:
+            for key, path in key_paths(kind).items():
+                found.setdefault(key, f"{name}{listed}.{path}")
+    return found
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    """Return the models in an annotation."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in get_args(annotation) for model in _models(part)]
 
 
 def read(kind: type[S], table: Mapping[str, Any], *, where: str = "") -> S:
@@ -98,7 +119,7 @@ _REMEDIES = {
     "string_type": "give a text in quotes",
     "invalid-json-value": "give text, numbers, true, lists or tables",
     **dict.fromkeys(("int_type", "int_from_float"), "give a whole number"),
-    **dict.fromkeys(("float_type", "float_parsing"), "give a number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "give a number, without quotes or a unit"),
     **dict.fromkeys(("tuple_type", "list_type"), "give a list"),
     **dict.fromkeys(("model_type", "model_attributes_type", "dict_type", "mapping_type"), "give a table"),
 }
@@ -109,6 +130,10 @@ def complaint(error: ValidationError, model: type[BaseModel], table: Mapping[str
     found = error.errors(include_url=False)
     key, value = _place(found[0]["loc"], table, where, is_missing=found[0]["type"] == "missing")
     kind, context = found[0]["type"], found[0].get("ctx", {})
+    if kind == "unknown_key":
+        elsewhere = key_paths(model).get(context["own"])  # a key of another table
+        instead = f"did you mean {elsewhere}?" if elsewhere else context["instead"]
+        return f"{key}.{context['own']} is unknown: {instead}".removeprefix(".")
     if kind == "value_error":
         between = ("." if isinstance(value, Mapping | BaseModel) else " ") if key else ""
         return f"{key}{between}{context['error']}"
@@ -124,8 +149,14 @@ def complaint(error: ValidationError, model: type[BaseModel], table: Mapping[str
     return f"{key} is {as_toml(value)}: {' or '.join(dict.fromkeys(map(_remedy, alike)))}"
 
 
+_SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600}
+
+
 def _remedy(found: Any) -> str:
     """Return what to write instead: one of several where a setting takes several types."""
+    length = re.fullmatch(r"([0-9.]{1,9}) ?(s|m|min|h)", str(found["input"]))
+    if length and found["type"] == "float_type" and str(found["loc"][-1]).endswith("_s"):
+        return f"give {float(length[1]) * _SECONDS[length[2]]:g}, in seconds"
     remedy = _REMEDIES.get(found["type"])
     if remedy is None:
         return str(found["msg"][:1].lower() + found["msg"][1:])

@@ -28,6 +28,10 @@ from tailgate.analysis.wording import counted, digits, percent, sentence
 # its load waits longer by 2 + ρ / (1 - ρ) = 3 times as much (M/M/1, Kleinrock 1975, section 3.2); what does not wait
 # takes as much longer as the machine does.
 LEVER = 3.0
+_OF_GPUS = (
+    "Lock the clocks of GPUs, and use GPUs of one speed or swap them over an even number of trials "
+    "(trials.swap_devices). "
+)
 _MOST_SHARE = 0.01  # of a trial's traffic, in which a card may be held back or used by others, or tasks wait for memory
 
 
@@ -44,7 +48,9 @@ class Disturbance:
     text: str  # a sentence without its full stop
 
 
-def rows_of_rule(rule: Rule, arms: Sequence[str], found: Iterable[Disturbance]) -> Iterator[Check]:
+def rows_of_rule(
+    rule: Rule, arms: Sequence[str], found: Iterable[Disturbance], *, remedy: str | None = None
+) -> Iterator[Check]:
     """Yield one row for all arms, and one for each arm whose gates alone are concerned.
 
     The control is the first of `arms`; what concerns it concerns all, since each is compared with it.
@@ -70,7 +76,14 @@ def rows_of_rule(rule: Rule, arms: Sequence[str], found: Iterable[Disturbance]) 
             arm=arm,
             shift=None if unknown else LEVER * sum(map(max, shifts)),
             among_trials=all(item.among_trials for item in own),
+            remedy=remedy,
         )
+
+
+def _remedy(rule: Rule, seen: Evidence) -> str:
+    """Return the rule's remedy, without GPUs where all arms run on the CPU."""
+    on_cpu = all(item.device == "cpu" for item in seen.machines.speeds)
+    return rule.remedy.replace(_OF_GPUS, "") if on_cpu else rule.remedy
 
 
 def machine_rule(name: str, **facts: Any) -> Callable[[Callable[[Evidence], Iterable[Disturbance]]], Rule]:
@@ -79,7 +92,7 @@ def machine_rule(name: str, **facts: Any) -> Callable[[Callable[[Evidence], Iter
     def made(find: Callable[[Evidence], Iterable[Disturbance]]) -> Rule:
         rule = Rule(
             name=name,
-            find=lambda seen: rows_of_rule(rule, seen.run.arms, find(seen)),
+            find=lambda seen: rows_of_rule(rule, seen.run.arms, find(seen), remedy=_remedy(rule, seen)),
             rank=MACHINES,
             **facts,
         )
@@ -270,9 +283,8 @@ def _capped_clocks(pairs: Pairs) -> Gaps:
     "machine speed",
     sees="By the reference, a device or host changed by more than `gates.max_machine_drift` around or between "
     "trials, or differs between the arms. From six trials on a ratio may still be decided.",
-    remedy="Run again once `tailgate doctor` finds the machine steady, with nothing else on the host. Lock the clocks "
-    "of GPUs, and use GPUs of one speed or swap them over an even number of trials (trials.swap_devices). Six or more "
-    "trials on several days decide a ratio to the control, too.",
+    remedy=f"Run again once `tailgate doctor` finds the machine steady, with nothing else on the host. {_OF_GPUS}Six "
+    "or more trials on several days decide a ratio to the control, too.",
 )
 def speed(seen: Evidence) -> Iterator[Disturbance]:
     yield from _changes(seen)

@@ -132,8 +132,8 @@ _OF_EXTERNAL = {
     "noninferiority": _LOAD_HELD,
     "slo": _LOAD_HELD,
     "parity": "Compare its weights, precision and sampling with the control's.",
-    "recompile": "Before the next `tailgate run experiment.toml`, send its server {lengths}. Of vLLM, compile_sizes in "
-    "`--compilation-config` names sizes to compile at the start.",
+    "recompile": "Warm its server up before the next `tailgate run experiment.toml`: send it requests like those that "
+    "compiles delayed, with {lengths}. vLLM compiles the sizes in compile_sizes (`--compilation-config`) at its start.",
 }
 
 

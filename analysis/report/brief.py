@@ -119,7 +119,8 @@ def _notes(summary: Summary) -> Iterable[tuple[str, str]]:
         head = ", ".join(counted(number, noun, count) for noun, number in counts.items())
         differences = len(summary.joined.differences)
         accepted = f" · {counted(differences, 'difference', count)} accepted" if differences else ""
-        yield "Judged together", head + accepted
+        names = ", ".join(run.name for run in summary.joined.runs)
+        yield "Judged together", f"{head}{accepted} ({names})"
     if summary.design.pressure:
         yield "Under pressure", summary.design.pressure
     if (ended := summary.interim) is not None:
@@ -175,8 +176,12 @@ def bounds_of(gate: Gate) -> str:
 
 
 def sentence_of(gate: Gate) -> str:
-    """Return the failed check's caveat, else the first sentence of the reason without what the interval shows."""
-    return gate.caveat or re.sub(r" \([^()]*error bars[^()]*\)", "", first_sentence(gate.reason))
+    """Return the failed check's caveat, else the first sentence of the reason; where it is decided, without the error
+    bars."""
+    first = first_sentence(gate.reason)
+    if gate.verdict == "INCONCLUSIVE":
+        return gate.caveat or f"Open: {first}"
+    return gate.caveat or re.sub(r" \([^()]*error bars[^()]*\)", "", first)
 
 
 def first_sentence(words: str) -> str:
@@ -239,10 +244,10 @@ def _command(summary: Summary) -> str:
     """Return the command to run next: that of a failed gate's remedy, else of the first thing that keeps gates open."""
     texts, is_open = [row.text for row in summary.advice.remedies], _is_open(summary)
     needed, trials = summary.advice.needed_s, summary.design.trials or 1
+    if is_open:
+        texts.append(first_sentence(summary.advice.text))
     if is_open and needed is not None:
         # In whole minutes, since the length is an estimate.
-        texts.append(f"`tailgate run experiment.toml --set traffic.duration_s={60 * math.ceil(needed / trials / 60)}`")
-    elif is_open:
-        texts.append(first_sentence(summary.advice.text))
+        texts.append(f"`tailgate run experiment.toml --duration {math.ceil(needed / trials / 60)}m`")
     found = re.search(r"`(tailgate [^`]+)`", "\n".join(texts))
     return found[1] if found else ""

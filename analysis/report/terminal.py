@@ -96,8 +96,8 @@ def _print_judgement(console: Console, brief: Brief) -> None:
     for arm in brief.treatments:
         lines = [("FAIL", f"{gate.title}: {sentence_of(gate)}") for gate in arm.of("FAIL")]
         if undecided := arm.of("INCONCLUSIVE"):
-            each = ", ".join(f"{gate.title} {value_of(gate)} / {limit_of(gate)}" for gate in undecided)
-            lines.append(("INCONCLUSIVE", each))
+            each = (f"{gate.title} ({value_of(gate)} so far, limit {limit_of(gate)})" for gate in undecided)
+            lines.append(("INCONCLUSIVE", f"not decided: {', '.join(each)}"))
         if lines:
             console.print("\n", Text(arm.name, "bold"), sep="")
         for verdict, line in lines:

@@ -9,19 +9,23 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from scipy.special import ndtri
 
 from tailgate.analysis.settings.gate_limits import GateLimits
+from tailgate.analysis.settings.slo_targets import SloTarget
 from tailgate.analysis.statistics.compare import TRIALS_FOR_T_TEST, Comparison
 from tailgate.analysis.statistics.dependence import group_count
 from tailgate.analysis.statistics.distributions import t_quantile
+from tailgate.analysis.statistics.share_evidence import BLOCKS_FOR_PASS
 
 POWER = 0.80
 LONGEST_S = 7 * 24 * 3600.0  # no plan is longer
 MOST_STARTS = 1000  # no advice names more trials
 TAIL_REQUESTS = 5  # beyond a quantile, to speak of it
+_ARRIVING = 0.9  # share of the planned requests that surely come: arrivals are random
 # A few slow stretches make a tail's spread, so it is known less well than from as many normal differences. In
 # simulation (`python benchmarks/judging.py planning`) spreads of pilots scatter as with this share of the degrees.
 _KNOWN_SHARE = 1.0 / 3.0
@@ -145,10 +149,59 @@ def comparison_needed(
     return noise.needed(distance, alpha=alpha, power=power, least_s=least_s, fewest=fewest)
 
 
-def least_length_s(limits: GateLimits, *, rate: float, block_s: float) -> float:
-    """Return the seconds for enough blocks and, at `rate` requests/s, enough requests beyond the highest quantile."""
-    tail_s = TAIL_REQUESTS / (1.0 - limits.quantile) / rate if rate > 0 else 0.0
-    return max(limits.min_blocks, math.ceil(tail_s / block_s - 1e-9)) * block_s
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """What the gates of one kind take of each arm: requests (None: no number decides them), and blocks.
+
+    The first `cold_s` seconds of a trial do not count.
+    """
+
+    gates: str
+    requests: int | None
+    blocks: int
+    cold_s: float = 0.0
+
+    def trial_s(self, *, rate: float, block_s: float, trials: int) -> float:
+        """Return how long each of the trials sends `rate` requests/s to an arm until it has enough."""
+        sent_s = (self.requests or 0) / (_ARRIVING * rate) if rate > 0 else 0.0
+        blocks = max(self.blocks, math.ceil(sent_s / block_s - 1e-9))
+        return math.ceil(blocks / trials) * block_s + self.cold_s
+
+
+def needs(limits: GateLimits, targets: Sequence[SloTarget]) -> Iterator[Need]:
+    """Yield what each kind of estimates takes. Interim analyses ask for no number of blocks in advance."""
+    names = [f"p{100 * quantile:g} {metric.upper()}" for metric in limits.metrics for quantile in limits.quantiles]
+    least = 0 if limits.sequential else limits.min_blocks
+    tail = round(TAIL_REQUESTS / (1.0 - limits.quantile))
+    yield Need(gates=f"latency ({', '.join(names)})", requests=tail, blocks=least, cold_s=limits.cold_s)
+    for target in targets:
+        blocks = max(least, BLOCKS_FOR_PASS) if target.quantile is not None and least else least
+        yield Need(gates=f"slo {target.key}", requests=_clean(target.allowed_share, limits), blocks=blocks)
+    yield Need(gates="errors", requests=_clean(limits.max_error_pct / 100.0, limits), blocks=least)
+
+
+def _clean(allowed: float, limits: GateLimits) -> int | None:
+    """Return how many requests without a miss show that no more than the allowed share misses."""
+    if 0.0 < allowed < 1.0:
+        return requests_for_share(0.0, allowed, alpha=limits.alpha, power=POWER)
+    return 1 if allowed else None
+
+
+def shortest_trial_s(
+    limits: GateLimits, targets: Sequence[SloTarget], *, rate: float, block_s: float, trials: int = 1
+) -> float:
+    """Return the shortest traffic of each trial, in whole minutes, with which every estimate can PASS."""
+    found = [need for need in needs(limits, targets) if need.requests is not None]
+    return 60.0 * math.ceil(max(need.trial_s(rate=rate, block_s=block_s, trials=trials) for need in found) / 60.0)
+
+
+def least_share(design: str, weights: Sequence[float]) -> float:
+    """Return the share of the requests that the arm with the fewest gets."""
+    if design == "mirrored":
+        return 1.0
+    if design != "split":
+        return 1.0 / max(1, len(weights))
+    return min(weights) / total if (total := sum(weights)) > 0 else 0.0
 
 
 def share_needed_s(

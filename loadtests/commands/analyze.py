@@ -63,12 +63,10 @@ def command(
     check_named({"--out": out})
     accepted = split_keys(allow_different)
     results = names_results(run_dirs)
-    if accepted and results:
-        raise ConfigError("--allow-different is for run directories, and result files are given: leave it out")
     directories = [] if results else [run_directory(text) for text in run_dirs]
     joined = bool(out) or len(directories) > 1 or any(joins_runs(directory) for directory in directories)
-    if accepted and not joined:
-        raise ConfigError("--allow-different is for several runs, and one is given: leave it out, or give more runs")
+    if accepted and (results or not joined):
+        raise ConfigError("--allow-different is for several run directories: leave it out, or give more of them")
     try:
         if results:
             run_dir = run_of_results(run_dirs, out=out or "")

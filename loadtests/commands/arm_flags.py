@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from tailgate.loadtests.commands.options import set_option
 from tailgate.servers.complaint import ConfigError, did_you_mean
 from tailgate.servers.presets import PRESETS
 
 if TYPE_CHECKING:
     from tailgate.servers.config import ArmConfig
 
-
+ArmSettings = Annotated[
+    list[str] | None, set_option("compile.mode=max-autotune; with EXPERIMENT arms.NAME.compile.mode=max-autotune")
+]
 CacheDir = Annotated[str, typer.Option(metavar="DIR", help="Keep compiled code here. Default: nowhere.")]
 Arm = Annotated[
     str,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from tailgate.loadtests.commands import options
 from tailgate.loadtests.commands.doctor import Finding, needed_by_managed_arms
@@ -14,7 +13,6 @@ from tailgate.loadtests.commands.run import UntilDecided, planned
 from tailgate.servers import stdout
 
 if TYPE_CHECKING:
-    from tailgate.analysis.settings.gate_limits import GateLimits
     from tailgate.loadtests.experiments.model import Experiment
     from tailgate.loadtests.traffic.schedule import Schedule
 
@@ -69,7 +67,7 @@ def command(
         "gates": [item._asdict() for item in gates],
         "warnings": [item._asdict() for item in found],
     }
-    stdout.write("\n".join(_words(loaded, schedule, gates, found, out)), document, as_json=as_json)
+    stdout.write("\n".join(_words(loaded, schedule, gates, found)), document, as_json=as_json)
     return 0
 
 
@@ -85,50 +83,26 @@ def warnings(experiment: Experiment) -> Iterator[Finding]:
             yield Finding(f"arms.{other.name}.address", "warning", text)
 
 
-def needed_requests(limits: GateLimits, slo: Mapping[str, Any]) -> Iterator[tuple[str, int | None]]:
-    """Yield each kind of estimate with the fewest requests of an arm that can decide it; None: no number can."""
-    from tailgate.analysis.settings.slo_targets import parse_slo
-    from tailgate.analysis.statistics.planning import POWER, TAIL_REQUESTS, requests_for_share
-
-    names = [f"p{100 * quantile:g} {metric.upper()}" for metric in limits.metrics for quantile in limits.quantiles]
-    yield f"latency ({', '.join(names)})", round(TAIL_REQUESTS / (1.0 - limits.quantile))
-    shares = [(f"slo {target.key}", target.allowed_share) for target in parse_slo(slo)]
-    for name, share in [*shares, ("errors", limits.max_error_pct / 100.0)]:
-        if 0.0 < share < 1.0:
-            yield name, requests_for_share(0.0, share, alpha=limits.alpha, power=POWER)
-        else:
-            yield name, 1 if share else None
-
-
-def least_minutes(limits: GateLimits, slo: Mapping[str, Any], *, rate: float, block_s: float, trials: int = 1) -> int:
-    """Return how long each trial sends traffic until all estimates can be decided, at `rate` requests/s to an arm."""
-    requests = max(count for _, count in needed_requests(limits, slo) if count)
-    least = max(_least_blocks(limits, name) for name, _ in needed_requests(limits, slo))
-    blocks = max(least, math.ceil(requests / (0.9 * rate) / block_s))  # arrivals are random
-    return math.ceil((math.ceil(blocks / trials) * block_s + limits.cold_s) / 60.0)
-
-
-def _least_blocks(limits: GateLimits, name: str) -> int:
-    from tailgate.analysis.statistics.share_evidence import BLOCKS_FOR_PASS
-
-    return max(limits.min_blocks, BLOCKS_FOR_PASS) if name.startswith("slo p") else limits.min_blocks
-
-
 def decidable(experiment: Experiment, schedule: Schedule) -> Iterator[Gates]:
     """Yield each kind of gates. Machines, variance and differences near a limit may leave a gate open all the same."""
-    limits, trials, width_s = experiment.gates, experiment.trials.count, _block_s(experiment)
-    duration_s = experiment.traffic.duration_s
-    if experiment.traffic.arrivals == "saturation":  # its gates are judged at the loads that it finds
+    from tailgate.analysis.settings.slo_targets import parse_slo
+    from tailgate.analysis.statistics.planning import needs
+    from tailgate.analysis.wording import counted, duration_text
+
+    traffic, trials = experiment.traffic, experiment.trials.count
+    if traffic.arrivals == "saturation":  # its gates are judged at the loads that it finds
         return
-    for place, (name, needed) in enumerate(needed_requests(limits, experiment.slo)):
-        cold_s = 0.0 if place else limits.cold_s  # of latencies alone
-        requests = requests_of_an_arm(experiment, schedule, after_s=cold_s) * trials
-        blocks = max(0, math.floor((duration_s - cold_s) / width_s + (0.5 if place else 1e-9))) * trials
-        short = ["no run is long enough to show that no request fails"] if needed is None else []
-        short += [f"{requests:,} of {needed:,} requests an arm"] if needed and requests < needed else []
-        if blocks < (least := _least_blocks(limits, name)) and not limits.sequential:
-            short.append(f"{blocks} of {least} blocks")
-        yield Gates(name, not short, ", ".join(short) or f"{requests:,} requests an arm, {needed:,} needed")
+    pace = _pace(experiment, schedule)
+    for need in needs(experiment.gates, parse_slo(experiment.slo)):
+        if need.requests is None or not pace["rate"]:
+            never = "no run is long enough to show that no request fails"
+            yield Gates(need.gates, False, never if pace["rate"] else "an arm of weight 0 gets no request")
+            continue
+        length_s = need.trial_s(**pace, trials=trials)
+        each = " in each trial" if trials > 1 else ""
+        blocks = f", {counted(need.blocks, 'block')} of {pace['block_s']:g} s" if need.blocks else ""
+        why = f"takes {duration_text(length_s)} of traffic{each}: {need.requests:,} requests to every arm{blocks}"
+        yield Gates(need.gates, length_s <= traffic.duration_s, why)
     # A candidate first: its compiles are what the gates ask for.
     external = sorted(experiment.external_arms, key=lambda arm: arm.control)
     unseen = [arm.name for arm in external if not (arm.telemetry.log or arm.telemetry.log_command)]
@@ -136,54 +110,24 @@ def decidable(experiment: Experiment, schedule: Schedule) -> Iterator[Gates]:
     yield Gates("compiles and stalls", True, seen)
 
 
-def _block_s(experiment: Experiment) -> float:
-    """Return the seconds of a block as it is judged: with arms that take turns, of one that holds a turn of each."""
-    turns = len(experiment.arms) if experiment.traffic.design == "switchback" else 1
-    return experiment.gates.block_s * turns
+def _pace(experiment: Experiment, schedule: Schedule) -> dict[str, float]:
+    """Return the requests/s of the arm with the fewest, and the seconds of a block as it is judged: with arms that take
+    turns, of one that holds a turn of each."""
+    from tailgate.analysis.statistics.planning import least_share
 
-
-def requests_of_an_arm(experiment: Experiment, schedule: Schedule, *, after_s: float = 0.0) -> int:
-    """Return how many requests of a trial, due after so many seconds, the arm with the fewest gets."""
-    before = schedule.planned_before(int(after_s * 1e9))
-    planned = [count - before[arm] for arm, count in schedule.planned.items()]
-    weights = [arm.weight for arm in experiment.arms]
-    return min(planned) * min(weights) // sum(weights) if experiment.traffic.design == "split" else min(planned)
+    traffic, arms = experiment.traffic, experiment.arms
+    turns = len(arms) if traffic.design == "switchback" else 1
+    share = least_share(traffic.design, [arm.weight for arm in arms])
+    rate = traffic.rate or len(schedule) / experiment.traffic.duration_s
+    return {"rate": rate * share, "block_s": experiment.gates.block_s * turns}
 
 
 def _words(
-    experiment: Experiment, schedule: Schedule, gates: Sequence[Gates], amiss: Sequence[Finding], out: str
+    experiment: Experiment, schedule: Schedule, gates: Sequence[Gates], amiss: Sequence[Finding]
 ) -> Iterator[str]:
-    from tailgate.analysis.wording import counted, duration_text
-    from tailgate.loadtests.trials.environment import sees_gpu
-
-    traffic, trials = experiment.traffic, experiment.trials.count
-    rows = []
-    for arm in experiment.arms:
-        if arm.kind == "tailgate":
-            found = "cuda" if sees_gpu() else "cpu"
-            what = f"{arm.preset} on {found if arm.model.device == 'auto' else arm.model.device}"
-        else:
-            what = f"{arm.kind} at {arm.address[0]}"
-        more = f", {counted(arm.replicas, 'replica')}" if arm.replicas > 1 else ""
-        rows.append((arm.name, "control" if arm.control else "candidate", f"{what}{more}"))
-    if experiment.own_arms:
-        rows.append(("model", "", experiment.own_arms[0].model.id))
-    shares = [
-        f"{count:,} to {'every arm' if traffic.design == 'mirrored' else 'all arms together' if arm == '*' else arm}"
-        for arm, count in schedule.planned.items()
-    ]
-    pace = len(schedule) / traffic.duration_s
-    rows.append(("traffic", traffic.design, f"{pace:.3g} requests/s ({traffic.arrivals}), lengths: {traffic.workload}"))
-    rows.append(("requests", "", f"{', '.join(dict.fromkeys(shares))} in a trial"))
-    most = "at most " if experiment.gates.sequential else ""
-    length = f"{most}{duration_text(trials * traffic.duration_s)} of traffic in {counted(trials, 'trial')}"
-    start = ", after the arms have loaded, compiled and warmed up" if experiment.own_arms else ""
-    rows.append(("time", "", f"{length}{start}"))
-    rows.append(("machine", "", "its speed is not measured here: `tailgate doctor` does that in 10 s"))
-    rows.append(("records", "", f"in a new folder of {out}{'' if Path(out).exists() else ', which is made'}"))
     yield f"{experiment.name} can run."
     yield ""
-    yield from stdout.aligned(rows, left=2)
+    yield from stdout.aligned([*_arms(experiment), *_plan(experiment, schedule)], left=2)
     yield ""
     if amiss:
         yield from stdout.aligned([(item.state, item.what, item.text) for item in amiss], left=2)
@@ -195,14 +139,54 @@ def _words(
         [(item.gates, "can be decided" if item.decidable else "stays open", item.why) for item in gates], left=2
     )
     yield ""
+    yield _outlook(experiment, schedule, gates)
+
+
+def _arms(experiment: Experiment) -> Iterator[tuple[str, str, str]]:
+    from tailgate.analysis.wording import counted
+    from tailgate.loadtests.trials.environment import sees_gpu
+
+    for arm in experiment.arms:
+        if arm.kind == "tailgate":
+            found = "cuda" if sees_gpu() else "cpu"
+            what = f"{arm.preset} on {found if arm.model.device == 'auto' else arm.model.device}"
+        else:
+            what = f"{arm.kind} at {arm.address[0]}"
+        more = f", {counted(arm.replicas, 'replica')}" if arm.replicas > 1 else ""
+        yield arm.name, "control" if arm.control else "candidate", f"{what}{more}"
+    if experiment.own_arms:
+        yield "model", "", experiment.own_arms[0].model.id
+
+
+def _plan(experiment: Experiment, schedule: Schedule) -> Iterator[tuple[str, str, str]]:
+    from tailgate.analysis.wording import counted, duration_text
+
+    traffic, trials = experiment.traffic, experiment.trials.count
+    shares = [
+        f"{count:,} to {'every arm' if traffic.design == 'mirrored' else 'all arms together' if arm == '*' else arm}"
+        for arm, count in schedule.planned.items()
+    ]
+    pace = len(schedule) / experiment.traffic.duration_s
+    yield "traffic", traffic.design, f"{pace:.3g} requests/s ({traffic.arrivals}), lengths: {traffic.workload}"
+    yield "requests", "", f"{', '.join(dict.fromkeys(shares))} in a trial"
+    most = "at most " if experiment.gates.sequential else ""
+    yield "time", "", f"{most}{duration_text(trials * traffic.duration_s)} of traffic in {counted(trials, 'trial')}"
+    if experiment.own_arms:
+        each = f"before each trial {counted(len(experiment.own_arms), 'arm')} load, compile and warm up"
+        yield "", "", f"and {each}: a compiled one takes about a minute on the CPU, two to five on a GPU"
+    yield "machine", "", "its speed is not measured here: `tailgate doctor` does that in 10 s"
+
+
+def _outlook(experiment: Experiment, schedule: Schedule, gates: Sequence[Gates]) -> str:
+    from tailgate.analysis.settings.slo_targets import parse_slo
+    from tailgate.analysis.statistics.planning import needs, shortest_trial_s
+
     if all(item.decidable for item in gates):
-        yield "This run can PASS or FAIL. Where arms are nearly equal it may end INCONCLUSIVE and say what it lacks."
-        return
-    yield "This run can FAIL or end INCONCLUSIVE, and not PASS."
-    rate = requests_of_an_arm(experiment, schedule) / traffic.duration_s
-    if impossible := [name for name, needed in needed_requests(experiment.gates, experiment.slo) if needed is None]:
-        yield f"No length of it can PASS: {', '.join(impossible)} allows no miss."
-    elif rate:
-        limits, width_s = experiment.gates, _block_s(experiment)
-        minutes = least_minutes(limits, experiment.slo, rate=rate, block_s=width_s, trials=trials)
-        yield f"A PASS needs at least --duration {minutes}m."
+        return "This run can PASS or FAIL. Where arms are nearly equal it may end INCONCLUSIVE and say what it lacks."
+    limits, targets, trials = experiment.gates, parse_slo(experiment.slo), experiment.trials.count
+    lacks = "This run can FAIL or end INCONCLUSIVE, and not PASS."
+    if impossible := [need.gates for need in needs(limits, targets) if need.requests is None]:
+        return f"{lacks}\nNo length of it can PASS: {', '.join(impossible)} allows no miss."
+    pace = _pace(experiment, schedule)
+    minutes = shortest_trial_s(limits, targets, **pace, trials=trials) / 60
+    return f"{lacks}\nA PASS needs at least --duration {minutes:.0f}m." if pace["rate"] else lacks

@@ -56,10 +56,11 @@ def command(
 
     Exit codes: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 not readable or not comparable.
     """
-    from tailgate.analysis.compare.comparison import compare_runs, made_run
+    from tailgate.analysis.compare.comparison import WHAT_DIFFERS, compare_runs, made_run
     from tailgate.analysis.records.tables import RecordError
     from tailgate.analysis.report import write_reports
-    from tailgate.analysis.summary.summary import write_summary
+    from tailgate.analysis.report.terminal import verdict_table
+    from tailgate.analysis.summary.summary import exit_code, write_summary
     from tailgate.loadtests.experiments.files import check_makeable
 
     check_named({"BASELINE": baseline, "CANDIDATE": candidate, "--arm": arm, "--limits": limits, "--out": out})
@@ -83,20 +84,11 @@ def command(
             write_reports(summary, folder)
     except OSError as error:
         return complain(f"{error}: give a folder that can be written as --out", EXIT_USAGE)
-    return _show(summary, None if folder is None else folder / "report.html", as_json=as_json)
-
-
-def _show(summary: Mapping[str, Any], report: Path | None, *, as_json: bool) -> int:
-    from tailgate.analysis.compare.comparison import WHAT_DIFFERS
-    from tailgate.analysis.report.terminal import verdict_table
-    from tailgate.analysis.summary.summary import exit_code
-
-    code = exit_code(summary)
     words = [verdict_table(summary, width=stdout.columns())]
     words += [str(row["reason"]) for row in summary["validity"] if row["check"] == WHAT_DIFFERS.name]
-    words += [] if report is None else [f"report: {report}"]
+    words += [] if folder is None else [f"report: {folder / 'report.html'}"]
     stdout.write("\n".join(words), summary, as_json=as_json)
-    return code
+    return exit_code(summary)
 
 
 def read_gates(path: Path) -> Mapping[str, Any]:

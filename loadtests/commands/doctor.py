@@ -10,17 +10,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib import metadata
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, cast
 
 import typer
 
-from tailgate.loadtests.commands.exits import working
+from tailgate.loadtests.commands.exits import EXIT_BROKE, EXIT_OPEN, working
 from tailgate.loadtests.commands.options import Json, number
 from tailgate.servers import stdout
 from tailgate.servers.complaint import ConfigError, check_installed, not_installed
 
 if TYPE_CHECKING:
-    from tailgate.servers.processes import Measured, Ready
+    from tailgate.servers.processes import Measured
 
 EXAMPLES = """\
   tailgate doctor
@@ -55,8 +55,10 @@ def command(
     Looks for GPU, compilers and Envoy. Then measures how much of the processors the hypervisor and other
     work take, and whether the machine keeps its speed. The checks of a run apply the same limits.
 
-    Exit codes: 0 nothing is missing, 1 something is.
+    Exit codes: 0 nothing is missing and a verdict on latency is possible, 3 it would stay open, 1 something is missing,
+    2 bad usage.
     """
+
     found = [*installed(), *(measured(seconds) if seconds else ())]
     lines = stdout.aligned([(item.state, item.what, item.text) for item in found], left=2)
     open_by = [item.what for item in found if not item.carries]
@@ -66,7 +68,9 @@ def command(
         lines += ["", "This machine can carry a verdict on latency, as long as it stays like this."]
     document = {"findings": [item._asdict() for item in found], "carries_latency": not open_by if seconds else None}
     stdout.write("\n".join(lines), document, as_json=as_json)
-    return int(any(item.state == "missing" for item in found))
+    if any(item.state == "missing" for item in found):
+        return EXIT_BROKE
+    return EXIT_OPEN if open_by else 0
 
 
 def installed() -> Iterator[Finding]:
@@ -115,64 +119,60 @@ def needed_by_managed_arms() -> Iterator[Finding]:
 
 
 def measured(seconds: float) -> Iterator[Finding]:
-    """Measure the machine twice, each time for half of `seconds`, and what others take of it meanwhile."""
-    import psutil
-
+    """Watch what others take of the machine for a third of `seconds`, then measure it twice, as long each."""
     from tailgate.analysis.settings.gate_limits import GateLimits
+    from tailgate.analysis.wording import digits
     from tailgate.loadtests.monitor.host import Host
+
+    limits, processors = GateLimits(), Host().probes["cpu_s", "steal_s", "cpus"]
+    held: set[str] = set()
+    with working(f"measuring this machine for {seconds:g} s"):
+        before = (time.monotonic(), *processors())
+        time.sleep(seconds / 3)
+        after = (time.monotonic(), *processors())
+        answers = [_reference(seconds / 3, held) for _ in range(2)]
+    took_s, busy_s, steal_s = (now - then for now, then in zip(after[:3], before[:3], strict=True))
+    for what, key, taken_s, remedy in (
+        ("steal", "max_steal_pct", steal_s, "other virtual machines take it: use processors of your own"),
+        ("other work", "max_other_cpu_pct", busy_s, "end other programs before a run"),
+    ):
+        value, limit = max(0.0, 100.0 * taken_s / (took_s * after[3])), getattr(limits, key)
+        text = f"{digits(value, 2)} % of the processors' time, limit {limit:g} % (gates.{key})"
+        yield _limited(what, text, remedy, fine=value <= limit)
+    yield _speed(answers, limits.max_machine_drift)
+    if held:
+        yield _limited("clock", f"held back by {', '.join(sorted(held))}", "cool the card", fine=False)
+
+
+def _reference(seconds: float, held: set[str]) -> Measured:
+    """Measure the machine, and add to `held` what holds its GPU's clock back meanwhile."""
     from tailgate.loadtests.trials.machines import REFERENCE_COMMAND, START_TIMEOUT_S, answer_of
     from tailgate.loadtests.trials.processes import child_environment
     from tailgate.servers.processes import Child, Measured, Ready, messages_of, temporary_folder
 
-    limits, processors = GateLimits(), Host().probes["cpu_s", "steal_s", "cpus"]
-    clocks: list[tuple[float, Sequence[str]]] = []
-    command = [*REFERENCE_COMMAND, "--device", "auto", "--seconds", f"{seconds / 2:g}"]
-    parse, environment = messages_of(Ready, Measured), child_environment()
-    with temporary_folder("tailgate-doctor-") as scratch, working(f"measuring this machine for {seconds:g} s"):
-        log = scratch / "reference.log"
-        children = [
-            Child(name, command, log_path=log, environment=environment, commands=True, parse=parse)
-            for name in ("first", "second")
-        ]
+    command = [*REFERENCE_COMMAND, "--device", "auto", "--seconds", f"{seconds:g}"]
+    setting: dict[str, Any] = {"commands": True, "parse": messages_of(Ready, Measured)}
+    with temporary_folder("tailgate-doctor-") as scratch:
+        child = Child("reference", command, log_path=scratch / "log", environment=child_environment(), **setting)
         try:
-            answers = [answer_of(child, START_TIMEOUT_S, lambda: None) for child in children]
-            # What both used until now; what ended children used is in os.times().
-            own_s = -sum(os.times()[:4])
-            for child in children:
-                with suppress(psutil.Error):  # it has ended
-                    own_s -= sum(psutil.Process(child.pid).cpu_times()[:2])
-            before = (time.monotonic(), *processors())
-            for place, child in enumerate(children):
-                if isinstance(answers[place], Ready):
-                    child.command("go")
-                    answers[place] = answer_of(child, 30.0 + 10.0 * seconds, lambda: clocks.extend(_clock()))
-            after = (time.monotonic(), *processors())
+            answer = answer_of(child, START_TIMEOUT_S, lambda: None)
+            if isinstance(answer, Ready):
+                child.command("go")
+                answer = answer_of(child, 30.0 + 10.0 * seconds, lambda: held.update(_held_back()))
+            return cast("Measured", answer)
         finally:
-            for child in children:
-                child.kill()
-    own_s += sum(os.times()[:4])
-    took_s, busy_s, steal_s = (now - then for now, then in zip(after[:3], before[:3], strict=True))
-    capacity_s = took_s * after[3]
-    for what, key, taken_s, remedy in (
-        ("steal", "max_steal_pct", steal_s, "other virtual machines take it: use processors of your own"),
-        ("other work", "max_other_cpu_pct", busy_s - own_s, "end other programs before a run"),
-    ):
-        value, limit = max(0.0, 100.0 * taken_s / capacity_s), getattr(limits, key)
-        text = f"{value:.2g} % of the processors' time, limit {limit:g} % (gates.{key})"
-        yield _limited(what, text, remedy, fine=value <= limit)
-    yield _speed(answers, limits.max_machine_drift)
-    yield _clocks(clocks)
+            child.kill()
 
 
 def _limited(what: str, text: str, remedy: str, *, fine: bool) -> Finding:
     return Finding(what, "ok", text) if fine else Finding(what, "warning", f"{text}: {remedy}", carries=False)
 
 
-def _speed(answers: Sequence[Ready | Measured], limit: float) -> Finding:
+def _speed(answers: Sequence[Measured], limit: float) -> Finding:
     """Return whether both measurements agree."""
-    if why := next(filter(None, (getattr(answer, "error", None) for answer in answers)), None):
+    if why := answers[0].error or answers[1].error:
         return _limited("speed", f"not measured: {why}", "end other work", fine=False)
-    first, second = (cast("Measured", answer).values for answer in answers)
+    first, second = (answer.values for answer in answers)
     shown = ", ".join(f"{name} {second[key]:.3g} {unit}" for key, (name, unit) in _FIGURES.items())
     drift, worst = max((abs(second[key] / first[key] - 1.0), name) for key, (name, _) in _FIGURES.items())
     text = f"{second['device']}: {shown}; {worst} changed most from one measurement to the next, by {100 * drift:.2g} %"
@@ -180,25 +180,12 @@ def _speed(answers: Sequence[Ready | Measured], limit: float) -> Finding:
     return _limited("speed", text, "end other work, or use a machine of your own", fine=drift <= limit)
 
 
-def _clock() -> Iterator[tuple[float, Sequence[str]]]:
-    """Yield the clock in MHz of the first GPU, and what holds it back, or that of the processors; or nothing."""
-    import psutil
-
+def _held_back() -> set[str]:
+    """Return what holds the clock of the first GPU back, but for the power cap, which is usual under full load."""
+    from tailgate.analysis.run.machine_records import POWER_CAP, THROTTLES
     from tailgate.loadtests.monitor.gpus import shown_cards
 
     with suppress(Exception):  # a driver that does not show it
         for card in shown_cards(os.environ)[:1]:
-            yield card.probes["sm_mhz"](), card.probes["throttle"]()
-            return
-    with suppress(Exception):  # a machine that shows none
-        yield psutil.cpu_freq().current, ()
-
-
-def _clocks(clocks: Sequence[tuple[float, Sequence[str]]]) -> Finding:
-    """Return the range of the clock, and what held it back but for the power cap, which is usual under full load."""
-    from tailgate.analysis.run.machine_records import POWER_CAP, THROTTLES
-
-    speeds = [mhz for mhz, _ in clocks]
-    text = f"{min(speeds):,.0f} to {max(speeds):,.0f} MHz under load" if speeds else "not shown by this machine"
-    held = sorted({THROTTLES[name] for _, names in clocks for name in names if name in THROTTLES and name != POWER_CAP})
-    return _limited("clock", f"{text}{', held back by ' * bool(held)}{', '.join(held)}", "cool the card", fine=not held)
+            return {THROTTLES[name] for name in card.probes["throttle"]() if name in THROTTLES and name != POWER_CAP}
+    return set()

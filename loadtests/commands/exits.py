@@ -17,6 +17,7 @@ from tailgate.servers.processes import kill_children
 
 EXIT_BROKE = 1
 EXIT_USAGE = 2
+EXIT_OPEN = 3  # as of a run that is INCONCLUSIVE
 
 
 def complain(message: str, code: int) -> int:

@@ -7,13 +7,12 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from tailgate.loadtests.commands.options import Json
+from tailgate.loadtests.commands.options import Json, number
 from tailgate.servers import stdout
 from tailgate.servers.complaint import ConfigError
 
@@ -26,14 +25,7 @@ EXAMPLES = """\
 _PROMPT_TOKENS, _NEW_TOKENS = 1024, 256
 _TURN_S = 10.0
 _GENERATES = ("CausalLM", "LMHead", "ForConditionalGeneration")  # in the names of architectures
-_LEAST, _LARGEST = 1e-3, 1e6
-
-
-def _positive(text: str) -> float:
-    with suppress(ValueError):
-        if _LEAST <= (value := float(text)) <= _LARGEST:
-            return value
-    raise typer.BadParameter(f"{text!r} is no number from {_LEAST:g} to {_LARGEST:g}: give one")
+_positive = number(float, 1e-3, 1e6)
 
 
 def _objective(text: str) -> float | None:
@@ -95,7 +87,7 @@ def command(
         raise ConfigError(f"{servers} given: write --url twice, for the one in service and then for its successor")
     model = _asked(model, "--model", "name by which both servers know the model")
     if not urls:
-        check_model(model)
+        check_model(model, key="--model")
     rate = _asked(rate, "--rate", "requests/s that one replica gets", "4", _positive)
     if p99_ms is None and not urls and _is_asked():
         p99_ms = _asked(None, "--p99-ms", "p99 TTFT in ms that users accept, or none", "none", _objective)
@@ -134,7 +126,8 @@ def written(path: str, model: str, urls: Sequence[str], rate: float, p99_ms: flo
     Arms have a GPU each where there are two; on one they take turns. The run is as long as a PASS takes.
     """
     from tailgate.analysis.settings.gate_limits import GateLimits
-    from tailgate.loadtests.commands.check import least_minutes
+    from tailgate.analysis.settings.slo_targets import parse_slo
+    from tailgate.analysis.statistics.planning import shortest_trial_s
     from tailgate.loadtests.experiments.files import template
     from tailgate.loadtests.experiments.reading import SCHEMA_LINE
     from tailgate.loadtests.trials.environment import count_gpus
@@ -170,7 +163,7 @@ def written(path: str, model: str, urls: Sequence[str], rate: float, p99_ms: flo
         "workload": as_toml("sentences" if encoder else "conversation"),
         "design": design,
         "rate": rate,
-        "duration_s": 60 * least_minutes(GateLimits(), slo, rate=of_an_arm, block_s=block_s),
+        "duration_s": round(shortest_trial_s(GateLimits(), parse_slo(slo), rate=of_an_arm, block_s=block_s)),
         "off": "" if p99_ms else "# ",
         "metric": metric,
         "p99_ms": p99_ms or 500.0,

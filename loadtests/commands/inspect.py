@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from tailgate.loadtests.commands.arm_flags import Arm, CacheDir, become, inspected_arm
-from tailgate.loadtests.commands.options import Json, OptionalExperiment, Quiet, number, set_option
+from tailgate.loadtests.commands.arm_flags import Arm, ArmSettings, CacheDir, become, inspected_arm
+from tailgate.loadtests.commands.options import Json, OptionalExperiment, Quiet, number
 from tailgate.servers import stdout
 from tailgate.servers.complaint import ConfigError
 
@@ -23,9 +23,7 @@ def command(
     experiment: OptionalExperiment = None,
     arm: Arm = "",
     shapes: Annotated[str, typer.Option(metavar="LIST", help="Shapes to run in this order, separated by commas.")] = "",
-    settings: Annotated[
-        list[str] | None, set_option("compile.mode=max-autotune; with EXPERIMENT arms.NAME.compile.mode=max-autotune")
-    ] = None,
+    settings: ArmSettings = None,
     cache_dir: CacheDir = "",
     trace: Annotated[
         str | None,

@@ -14,7 +14,6 @@ from tailgate.loadtests.trials.live_page import live_page
 from tailgate.loadtests.trials.preflight import check_port
 from tailgate.loadtests.trials.progress import displayed
 from tailgate.loadtests.trials.run import Orchestrator
-from tailgate.loadtests.trials.status import Status
 
 
 def run_and_judge(orchestrator: Orchestrator, *, page: int | None, metrics: str, verbosity: int, as_json: bool) -> int:
@@ -34,25 +33,20 @@ def run_and_judge(orchestrator: Orchestrator, *, page: int | None, metrics: str,
             from tailgate.loadtests.trials.run_metrics import exporting
 
             stack.enter_context(exporting(status, metrics))
-        return _run(orchestrator, status, ended, verbosity=verbosity, as_json=as_json)
-
-
-def _run(orchestrator: Orchestrator, status: Status, ended: dict[str, Any], *, verbosity: int, as_json: bool) -> int:
-    """Run and judge the experiment, put into `ended` how it ended, and return the exit code."""
-    with stopping(orchestrator.interrupt, status.note), displayed(status, verbosity=verbosity):
-        outcome = orchestrator.run()
-        status.phase = "stopped" if not outcome.complete else "recorded"
-    if outcome.error is not None:
-        complain(outcome.error, EXIT_BROKE)
-    elif outcome.interrupted:
-        complain(f"interrupted: what was recorded is in {outcome.run_dir}", EXIT_BROKE)
-    ended.clear()
-    ended |= outcome.ended
-    if outcome.failed_parity is not None:
-        return show_parity(outcome.failed_parity, outcome.run_dir, as_json=as_json)
-    if not outcome.complete and not has_requests(outcome.run_dir):
-        return without_verdict(outcome.run_dir, ended, as_json=as_json)
-    status.phase = "judging"
-    if verbosity >= 0 and not sys.stderr.isatty():
-        print(f"judging {outcome.run_dir}", file=sys.stderr)
-    return judge_run(outcome.run_dir, ended, as_json=as_json, broke=not outcome.complete, quiet=verbosity < 0)
+        with stopping(orchestrator.interrupt, status.note), displayed(status, verbosity=verbosity):
+            outcome = orchestrator.run()
+            status.phase = "stopped" if not outcome.complete else "recorded"
+        if outcome.error is not None:
+            complain(outcome.error, EXIT_BROKE)
+        elif outcome.interrupted:
+            complain(f"interrupted: what was recorded is in {outcome.run_dir}", EXIT_BROKE)
+        ended.clear()
+        ended |= outcome.ended
+        if outcome.failed_parity is not None:
+            return show_parity(outcome.failed_parity, outcome.run_dir, as_json=as_json)
+        if not outcome.complete and not has_requests(outcome.run_dir):
+            return without_verdict(outcome.run_dir, ended, as_json=as_json)
+        status.phase = "judging"
+        if verbosity >= 0 and not sys.stderr.isatty():
+            print(f"judging {outcome.run_dir}", file=sys.stderr)
+        return judge_run(outcome.run_dir, ended, as_json=as_json, broke=not outcome.complete, quiet=verbosity < 0)

@@ -48,17 +48,11 @@ def _identity(documents: Sequence[RecordedRun]) -> str:
     return hashlib.sha256("\n".join(sorted(trials)).encode()).hexdigest()[:8]
 
 
-def check_outside(folder: Path, runs: Sequence[Path]) -> None:
-    """Raise ConfigError where the folder is one of the runs or in one of them."""
+def _check_free(folder: Path, listed: RunList) -> None:
     place = folder.resolve()
-    for run in runs:
+    for run in listed.directories:
         if place.is_relative_to(run.resolve()):
             raise ConfigError(f'--out "{folder}" lies in the run {run.resolve().name}: give a folder of its own')
-
-
-def _check_free(folder: Path, listed: RunList) -> None:
-    check_outside(folder, listed.directories)
-    place = folder.resolve()
     if place.exists() and not place.is_dir():
         raise ConfigError(f'--out "{folder}" is a file: give a folder')
     if place.is_dir() and any(place.iterdir()) and not joins_runs(place):
@@ -76,12 +70,14 @@ def run_of_results(texts: Sequence[str], *, out: str = "") -> Path:
     It is `out`, or else a folder next to the first file, which is named after the files' contents. ConfigError for
     words that name no file and for a folder that is there already, RecordError for files that are no results.
     """
-    files = [_named(text) for text in texts]
+    files = list(map(_named, texts))
     if len({arm for arm, _ in files}) < 2:
         raise ConfigError(
             f'"{files[0][0]}" is the only arm: give the results of two, such as eager=a.json compiled=b.json'
         )
-    folder = Path(out) if out else files[0][1].parent / f"results-{_digits(files)}"
+    named = [[arm, checksum] for (arm, _), checksum in zip(files, checksums(files), strict=True)]
+    digits = f"{zlib.crc32(json.dumps(named).encode()):08x}"
+    folder = Path(out) if out else files[0][1].parent / f"results-{digits}"
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f'"{folder}" exists: give a new --out, or judge it again with tailgate analyze {folder}')
     write_run(folder, files)
@@ -97,8 +93,3 @@ def _named(text: str) -> Named:
     if not Path(file).is_file():
         raise ConfigError(f'result file "{file}" does not exist: give one that {name} was measured in')
     return name, Path(file)
-
-
-def _digits(files: Sequence[Named]) -> str:
-    named = [[arm, checksum] for (arm, _), checksum in zip(files, checksums(files), strict=True)]
-    return f"{zlib.crc32(json.dumps(named).encode()):08x}"

@@ -126,7 +126,7 @@ def main(arguments: Sequence[str] | None = None, *, arm_command: Sequence[str] |
     except (KeyboardInterrupt, typer.Abort):  # while the command line is read, or a question is asked
         return complain("interrupted", EXIT_BROKE)
     except typer.TyperException as error:
-        return complain(usage_error(error), EXIT_USAGE)
+        return complain(usage_error(error, words[0]), EXIT_USAGE)
     except ModuleNotFoundError as error:
         if missing := not_installed(error.name or ""):
             return complain(missing, EXIT_USAGE)
@@ -143,20 +143,19 @@ def main(arguments: Sequence[str] | None = None, *, arm_command: Sequence[str] |
         return complain(fault(error), EXIT_BROKE)
 
 
-def usage_error(error: typer.TyperException) -> str:
-    """Return what is wrong with the command line, and where to read about it."""
+def usage_error(error: typer.TyperException, command: str = "") -> str:
+    """Return what is wrong with the line of a command, and where to read about it."""
     context = getattr(error, "ctx", None)
-    where = "tailgate" if context is None else context.command_path
+    where = f"tailgate {command}" if command in COMMANDS else "tailgate"
     message = getattr(error, "format_message", error.__str__)()
     message = message.rstrip(".").replace("Value error, ", "")
     option = re.match(r"No such option: --([a-z0-9_-]+)", message)
     if option and context and any(parameter.name == "settings" for parameter in context.command.params):
         from tailgate.loadtests.experiments.model import Experiment
+        from tailgate.servers.fields import key_paths
 
-        key = option[1].replace("-", "_")
-        for table, field in Experiment.model_fields.items():
-            if key in getattr(field.annotation, "model_fields", ()):
-                return f"{option[0]}: write --set {table}.{key}=VALUE"
+        if path := key_paths(Experiment).get(option[1].replace("-", "_")):
+            return f"{option[0]}: write --set {path}=VALUE"
     return f"{message}{'' if message.endswith('?') else ':'} see `{where} --help`"
 
 

@@ -44,10 +44,20 @@ def duration(text: str) -> float:
 
 def run_directory(text: str) -> Path:
     """Return the run directory `text`. Raises ConfigError where there is none."""
-    if not Path(text).is_dir():
-        what = "is a file" if Path(text).exists() else "does not exist"
-        raise ConfigError(f'run directory "{text}" {what}: give a directory that `tailgate run` wrote')
-    return Path(text)
+    path = Path(text)
+    if not path.is_dir():
+        what = "is a file" if path.exists() else "does not exist"
+        newest = _newest(path.parent, path.name)
+        raise ConfigError(f'run directory "{text}" {what}: {newest}give a directory that `tailgate run` wrote')
+    if not any((path / name).exists() for name in ("experiment.toml", "runs.json")) and (newest := _newest(path)):
+        raise ConfigError(f'run directory "{text}" holds several runs: {newest}give one of them')
+    return path
+
+
+def _newest(folder: Path, name: str = "") -> str:
+    """Return "did you mean RUN? " with the newest run in the folder whose name ends with `name`; empty without one."""
+    runs = sorted(path.parent for path in folder.glob("*/experiment.toml") if path.parent.name.endswith(name))
+    return f"did you mean {runs[-1]}? " if runs else ""
 
 
 def set_option(example: str) -> Any:

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from tailgate.loadtests.commands.arm_flags import Arm, become, inspected_arm
-from tailgate.loadtests.commands.options import Json, OptionalExperiment, Quiet, set_option
+from tailgate.loadtests.commands.arm_flags import Arm, ArmSettings, become, inspected_arm
+from tailgate.loadtests.commands.options import Json, OptionalExperiment, Quiet
 from tailgate.servers.complaint import ConfigError
 
 EXAMPLES = """\
@@ -22,9 +22,7 @@ def command(
     arm: Arm,
     experiment: OptionalExperiment = None,
     out: Annotated[str, typer.Option(metavar="FILE", help="File to write. Default: the arm's compile.artifact.")] = "",
-    settings: Annotated[
-        list[str] | None, set_option("compile.mode=max-autotune; with EXPERIMENT arms.NAME.compile.mode=max-autotune")
-    ] = None,
+    settings: ArmSettings = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> int:

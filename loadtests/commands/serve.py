@@ -56,8 +56,7 @@ def command(
 
     arm = preset_arm(preset, settings, name=name, flag="--preset")
     check_arm(arm)
-    if port:
-        check_port(port, key="--port", host=host)
+    check_port(port, key="--port", host=host)
     if metrics_port:
         if metrics_port == port:
             raise ConfigError(f"--port and --metrics-port are both {port}: give two ports")

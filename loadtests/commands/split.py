@@ -97,8 +97,7 @@ def command(
     from tailgate.loadtests.trials.preflight import check_port
 
     for flag, host, port in (("--port", config.host, config.port), ("--admin-port", "127.0.0.1", config.admin_port)):
-        if port:
-            check_port(port, key=flag, host=host)
+        check_port(port, key=flag, host=host)
     return _split(config, as_json=as_json)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Mapping
 from importlib import resources
@@ -32,7 +33,9 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
     try:
         return documents.parse_toml(text)
     except ValueError as error:
-        raise ConfigError(f"{where}: {error}: correct it there") from None
+        place = re.search(r"at line (\d+)", str(error))
+        line = ": " + text.split("\n")[int(place[1]) - 1].strip() if place else ""
+        raise ConfigError(f"{where}: {error}: correct it there{line}") from None
 
 
 def table_of(table: Mapping[str, Any], key: str) -> dict[str, Any]:
@@ -61,6 +64,8 @@ def text_of(source: str | Path) -> tuple[Path, str]:
     name = str(source)
     if name in builtin_names():
         return Path(), builtin_text(name)
+    if (path / "experiment.toml").is_file():
+        raise ConfigError(f'experiment "{source}" is a run directory: give {path / "experiment.toml"} to run it again')
     what = "is a directory" if path.is_dir() else "does not exist"
     known = [*builtin_names(), *map(str, path.parent.glob("*.toml") if path.parent.is_dir() else ())]
     raise ConfigError(

@@ -70,11 +70,9 @@ def with_defaults(table: Mapping[str, Any]) -> dict[str, Any]:
         traffic = over({"workload": "sentences"}, traffic)
     of_traffic = traffic if isinstance(traffic, Mapping) else {}
     block_s = of_traffic.get("block_s", TrafficConfig.model_fields["block_s"].default)
-    result = {
-        **table,
-        "gates": over({**usual_for(str(task)), "block_s": block_s}, gates),
-        "arms": [_arm_table(arm, table) for arm in arms] if isinstance(arms, list) else arms,
-    }
+    result = {**table, "gates": over({**usual_for(str(task)), "block_s": block_s}, gates)}
+    if isinstance(arms, list):
+        result["arms"] = [_arm_table(arm, table) for arm in arms]
     return {**result, "traffic": traffic} if "traffic" in table else result
 
 

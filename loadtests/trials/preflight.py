@@ -20,6 +20,7 @@ from tailgate.loadtests.trials.environment import count_gpus, sees_gpu
 from tailgate.loadtests.workers.channel import channel_token
 from tailgate.servers.complaint import ConfigError, check_installed
 from tailgate.servers.config import ArmConfig, check_positions, check_quantisation
+from tailgate.servers.presets import RANDOM_ENCODERS, RANDOM_PRESETS
 from tailgate.servers.security import server_tls
 from tailgate.servers.splitter.envoy import envoy_path
 
@@ -73,21 +74,23 @@ def check_arm(config: ArmConfig) -> None:
         _check_files(config, folder)
 
 
-def check_model(name: str) -> None:
-    """Raise ConfigError unless `model.id` names random weights, a model's folder or one that the hub has."""
+def check_model(name: str, *, key: str = "model.id") -> None:
+    """Raise ConfigError unless `key` names random weights, a model's folder or one that the hub has."""
     if name.startswith("random:"):
         return
     path = Path(os.path.expanduser(name))  # noqa: PTH111 (an unknown home stays as it is)
-    remedy = "give a Hugging Face path or id, or random:NAME"
+    remedy = "give a model's folder, a Hugging Face id, or random weights such as random:tiny"
     if name.startswith(("/", "./", "../", "~")) and not path.exists():
-        raise ConfigError(f'model.id "{name}" does not exist: {remedy}')
+        raise ConfigError(f'{key} "{name}" does not exist: {remedy}')
     if path.exists():
         if not (path / "config.json").is_file():
-            raise ConfigError(f'model.id "{name}" is not a folder with a config.json: {remedy}')
+            raise ConfigError(f'{key} "{name}" is not a folder with a config.json: {remedy}')
+    elif name in RANDOM_PRESETS or name in RANDOM_ENCODERS:
+        raise ConfigError(f'{key} "{name}" is no model: did you mean random:{name}, its shapes with random weights?')
     elif not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", name, re.ASCII):
-        raise ConfigError(f'model.id "{name}" is neither a folder here nor a Hugging Face id: {remedy}')
+        raise ConfigError(f'{key} "{name}" is neither a folder here nor a Hugging Face id: {remedy}')
     else:
-        check_hub(name, "config.json", what=f'model.id "{name}" cannot be loaded')
+        check_hub(name, "config.json", what=f'{key} "{name}" cannot be loaded')
 
 
 def positions_of(config: Mapping[str, Any]) -> int | None:

@@ -352,7 +352,7 @@ esac""",
     "locust": f'exec {sys.executable} -m locust "$@"',
     "jq": f"exec {sys.executable} -c 'import json, sys; json.load(sys.stdin)[sys.argv[1][1:]]' \"$@\"",
 }
-ENDS_WITH_A_VERDICT = ("tailgate run", "tailgate analyze", "tailgate inspect")
+ENDS_WITH_A_VERDICT = ("tailgate run", "tailgate analyze", "tailgate inspect", "tailgate doctor")
 
 
 class Followed:

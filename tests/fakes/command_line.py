@@ -19,5 +19,5 @@ def parsed(name: str, *words: str) -> dict[str, Any]:
     try:
         context = GROUP.commands[name].make_context(f"tailgate {name}", list(words))
     except typer.TyperException as error:
-        raise ConfigError(usage_error(error)) from None
+        raise ConfigError(usage_error(error, name)) from None
     return dict(context.params)

@@ -89,7 +89,7 @@ def test_a_name_with_dots_may_be_written_as_tables() -> None:
 @pytest.mark.parametrize(
     ("table", "words"),
     [
-        ({"speed": 1}, ("arm.speed is unknown", "preset")),
+        ({"colour": 1}, ("arm.colour is unknown", "preset")),
         ({"engine": {"slot": 1}}, ("arm.engine.slot is unknown: did you mean slots?",)),
         ({"engine": {"slots": 0}}, ("arm.engine.slots is 0: give 1 or more",)),
         ({"engine": {"slots": 5000}}, ("arm.engine.slots is 5000: give 4096 or less",)),

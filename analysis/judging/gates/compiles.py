@@ -29,15 +29,15 @@ COMPILE_GATES = (
         "recompiles",
         "count",
         "max_recompiles",
-        "{value:.0f} {recompiles} while serving in one trial, longest {longest_s:.1f} s, limit {limit:g}; {hit} of "
-        "{requests} requests were delayed.",
+        "{value:.0f} {recompiles} while serving in one trial, longest {longest} s, limit {limit:g}; {hit} of "
+        "{requests} requests were delayed, by up to {delay} s{several}.",
         "No recompile while serving, limit {limit:g}.",
     ),
     (
         "longest stall",
         "s",
         "max_stall_s",
-        "Compiles delayed a request by up to {short} s, limit {limit:g} s.",
+        "Compiles delayed a request by up to {delay} s, limit {limit:g} s.",
         "Compiles delayed no request, limit {limit:g} s.",
     ),
     (
@@ -105,7 +105,7 @@ def delayed_text(run: Run, arm: str) -> str:
     if not known.size:
         return "prompts of this traffic's lengths"
     span = " to ".join(map(str, dict.fromkeys((known.min(), known.max()))))
-    return f"prompts of {span} tokens, as compiles delayed here"
+    return f"prompts of {span} tokens"
 
 
 def replica_minutes(run: Run, arm: str) -> float:
@@ -142,7 +142,9 @@ def reported_gates(arm: str, facts: CompileFacts, limits: GateLimits) -> list[Ga
             short=digits(value, 2),
             limit=limit,
             recompiles="recompile" if value == 1 else "recompiles",
-            longest_s=facts.longest_event_s,
+            longest=digits(facts.longest_event_s),
+            delay=digits(facts.longest_stall_s),
+            several=" where they met several" if facts.longest_stall_s > 1.05 * facts.longest_event_s else "",
             hit=facts.requests_hit,
             requests=facts.requests,
         )

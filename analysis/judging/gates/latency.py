@@ -9,14 +9,16 @@ from tailgate.analysis.checks.applied import blocking
 from tailgate.analysis.checks.check import Check
 from tailgate.analysis.judging.gates import INCONCLUSIVE, Gate
 from tailgate.analysis.judging.paths import Path
+from tailgate.analysis.records.plain_values import number, table
 from tailgate.analysis.run.run import Run
 from tailgate.analysis.statistics.compare import Comparison
 from tailgate.analysis.statistics.planning import (
     LONGEST_S,
     MOST_STARTS,
     comparison_needed,
-    least_length_s,
+    least_share,
     power_of_each,
+    shortest_trial_s,
 )
 
 
@@ -56,7 +58,7 @@ def _needed(run: Run, item: Comparison, path: Path | None) -> tuple[float | None
     if run.separate:
         # More of the same run says nothing of other starts and days; too short a run says nothing at all.
         if item.obstacle is None and item.blocks < run.limits.min_blocks:
-            return shortest_s(run, run.rate(item.requests, item.arm)), None
+            return shortest_s(run), None
         return None, item.trials + 1
     seconds, starts = comparison_needed(
         item,
@@ -74,15 +76,26 @@ def whole_s(run: Run, path: Path) -> float | None:
     return None if left_s is None or left_s > LONGEST_S else run.seconds + left_s
 
 
-def shortest_s(run: Run, rate: float) -> float:
-    """Return the shortest run at `rate` requests/s of an arm that passes the checks on length."""
-    return least_length_s(run.limits, rate=rate, block_s=run.block_s) + run.limits.cold_s * len(run.trials)
+def shortest_s(run: Run) -> float:
+    """Return the shortest run, over all trials, with which every gate can PASS: the length that `tailgate check` has.
+
+    The rate is the experiment's; where it has none, or arms had separate runs, that of the arm with the fewest.
+    """
+    rate, trials = number(table(run.records.experiment, "traffic").get("rate")) or 0.0, max(1, len(run.trials))
+    if rate > 0 and not run.separate:
+        rate *= least_share(run.design, tuple(run.weights.values()))
+    else:
+        counts = ((int(run.of_arm(arm).sum()), arm) for arm in run.arms)
+        rate = min(run.rate(count, arm if run.separate else None) for count, arm in counts)
+    return trials * shortest_trial_s(run.limits, run.targets, rate=rate, block_s=run.block_s, trials=trials)
 
 
 def with_needed(run: Run, before: Gate, after: Gate, checks: Sequence[Check]) -> Gate:
-    """Add the run length that the gate's checks require, if they alone open it and a longer run passes them."""
+    """Add the run length that the gate's checks require, if they alone open it and a longer run passes them. No length
+    is shorter than what lets every gate PASS."""
     opened = before.verdict != INCONCLUSIVE and after.verdict == INCONCLUSIVE
-    if not opened or not all(check.rule.fixed_by_length for check in blocking(after, checks)):
+    if opened and all(check.rule.fixed_by_length for check in blocking(after, checks)):
+        return replace(after, needed_s=shortest_s(run))
+    if after.needed_s is None or after.path is not None:
         return after
-    rate = run.rate(int(run.of_arm(after.arm).sum()), after.arm if run.separate else None)
-    return replace(after, needed_s=shortest_s(run, rate))
+    return replace(after, needed_s=max(after.needed_s, shortest_s(run)))

@@ -151,7 +151,7 @@ MISSED = failed("slo p99_ttft_ms", "slo")
         (
             failed("recompiles", "recompile"),
             {"external": {"compiled": "prompts of 4 to 9 tokens"}},
-            "send its server prompts of 4 to 9",
+            "compiles delayed, with prompts of 4 to 9 tokens",
         ),
         (failed("eager steps", "recompile"), {}, "which steps are not ready"),
         (failed("refused", "error"), {}, "bounds or ladders"),

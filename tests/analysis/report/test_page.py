@@ -56,8 +56,8 @@ def test_failed_gates_come_before_open_ones_and_each_has_one_sentence(demo: Summ
     failed, undecided = text.index("FAIL compiled-naive 4 gates"), text.index("INCONCLUSIVE compiled-padded 6 gates")
     assert failed < text.index("Compiles stalled it for 21 s of a minute") < undecided
     assert undecided < text.index("6 gates passed, 5 open gates of arms that failed")
-    assert "longest stall 8.95 s – 1 s Compiles delayed a request by up to 8.9 s, limit 1 s." in text
-    assert "No record. No record. Look at its log." in text, "a sentence, and the whole reason folded below it"
+    assert "longest stall 8.95 s – 1 s Compiles delayed a request by up to 8.95 s, limit 1 s." in text
+    assert "Open: No record. No record. Look at its log." in text, "a sentence, and the whole reason folded below it"
 
 
 def test_a_card_shows_the_ratio_and_interval_of_its_gate(rollout: Summary, read_page: Reader) -> None:

@@ -124,7 +124,7 @@ def test_a_gate_has_one_sentence_and_failed_gates_come_first(demo: Summary) -> N
     ).arms
     assert [(row.title, sentence_of(row)) for row in padded.gates] == [
         ("deaths", "It died."),
-        ("SLO p99 TTFT", "Fine."),
+        ("SLO p99 TTFT", "Open: Fine."),
         ("errors", caveat),
     ]
 
@@ -135,7 +135,7 @@ def test_the_next_step_is_that_of_a_remedy_of_the_first_fault_or_a_longer_run(de
     undecided = gate("errors", "?")
     design = demo["design"] | {"trials": 2}
     brief = brief_with(demo, undecided, advice=advice, design=design)
-    assert brief.next == "tailgate run experiment.toml --set traffic.duration_s=480", "in whole minutes of each trial"
+    assert brief.next == "tailgate run experiment.toml --duration 8m", "in whole minutes of each trial"
     for text, step in (
         ("See `tailgate doctor`. More.", "tailgate doctor"),
         ("Cool it. Run `tailgate parity`.", "Cool it."),
@@ -227,7 +227,7 @@ def test_every_arm_and_every_gate_that_did_not_pass_is_shown_uncut(demo: Summary
         assert part in arms
     for part in (
         "Compiles stalled it for 21 s of a minute",
-        "errors 0 % / 0.5 %",
+        "errors (0 % so far, limit 0.5 %)",
         "limited by: tail",
         "to decide: ",
         "next:",

@@ -134,6 +134,7 @@ def runs_in(folder: Path) -> int:
 def test_runs_are_judged_as_one_in_a_folder_next_to_the_first(runs, tmp_path, capsys):
     before = {path: path.stat().st_mtime_ns for run in runs for path in run.rglob("*")}
     _, _, out = run_command(capsys, "analyze", *runs)
+    assert "(run-0, run-1, run-2)" in " ".join(out.partition("judged together")[2].split())
     folder = Path(out.rpartition("report: ")[2].strip()).parent
     assert folder.parent == tmp_path
     assert folder.name.startswith("joined-")
@@ -186,7 +187,9 @@ def test_the_outcome_never_goes_into_a_run_nor_over_other_files(runs, tmp_path, 
 def test_bad_runs_are_refused_in_a_line(runs, tmp_path, capsys):
     assert 'run directory "nowhere" does not exist' in refused(capsys, "analyze", runs[0], "nowhere")
     assert "the run run-0 is given twice, again by" in refused(capsys, "analyze", runs[0], runs[0])
-    assert "--allow-different is for several runs" in refused(capsys, "analyze", runs[0], "--allow-different", "gates")
+    assert "--allow-different is for several run directories" in refused(
+        capsys, "analyze", runs[0], "--allow-different", "gates"
+    )
     (tmp_path / "empty").mkdir()
     assert "empty holds no requests*.arrow" in refused(capsys, "analyze", runs[0], tmp_path / "empty")
     alone = refused(capsys, "analyze", tmp_path / "empty", "--out", tmp_path / "x")
@@ -314,7 +317,7 @@ def test_what_cannot_be_judged_is_refused(tmp_path: Path, capsys) -> None:
         ([f"a={one}", f"b={one}"], "hold the same run"),
         ([f"a={one}", f"b={alone}"], "run it again with --save-result --save-detailed"),
         ([f"a={one}", f"b={alone}", "--out", str(tmp_path)], "exists: give a new --out"),
-        ([f"a={one}", f"b={alone}", "--allow-different", "x"], "--allow-different is for run directories"),
+        ([f"a={one}", f"b={alone}", "--allow-different", "x"], "--allow-different is for several run directories"),
     ):
         assert said in refused(capsys, "analyze", *words)
 

@@ -92,7 +92,7 @@ def test_help_of_every_command_has_examples(command: str, capsys: pytest.Capture
         (["serve", "--preset", "eager", "--set", "model.id="], "model.id"),
         (["inspect", "--arm", "eager", "--max-prompt-tokens", "9"], "--set engine.max_prompt_tokens=N"),
         (["serve", "--preset", "eager", "--set", "compile.speed=1"], "compile.speed is unknown"),
-        (["serve", "--preset", "eager", "--set", "speed=1"], "speed is unknown: use one of name, preset, model"),
+        (["serve", "--preset", "eager", "--set", "colour=1"], "colour is unknown: use one of name, preset, model"),
         (["split"], "no arm is given"),
         (["split", "--arm", "eager"], '--arm "eager" is not NAME=HOST:PORT'),
         (["split", "--arm", "eager=localhost"], 'address "localhost" is not host:port'),
@@ -115,6 +115,9 @@ def test_help_of_every_command_has_examples(command: str, capsys: pytest.Capture
         (["rnu", "demo"], "'rnu'. Did you mean 'run'? see `tailgate --help`"),
         (["run", "demo", "--set", "traffic.rte=3"], "traffic.rte is unknown: did you mean rate?"),
         (["check", "key.toml"], "trafic is unknown: did you mean traffic?"),
+        (["check", "demo", "--set", "slots=4"], "slots is unknown: did you mean engine.slots?"),
+        (["check", "demo", "--set", "traffic.slots=4"], "traffic.slots is unknown: did you mean engine.slots?"),
+        (["check", "demo", "--mode=default"], "--mode: write --set arms.NAME.compile.mode=VALUE"),
         (["run", "canry.toml"], '"canry.toml" does not exist: did you mean canary.toml? give a TOML file'),
         (["run", "dmeo"], '"dmeo" does not exist: did you mean demo? give a TOML file'),
         (["run", "demo", "--rate=5"], "No such option: --rate: write --set traffic.rate=VALUE"),
@@ -134,9 +137,16 @@ def test_help_of_every_command_has_examples(command: str, capsys: pytest.Capture
         (["check", "demo", "--out", "/proc/x"], '--out "/proc" is not writable: give a folder that is'),
         (
             ["run", "demo", "--set", "model.id=./llama"],
-            'llama" does not exist: give a Hugging Face path',
+            "llama\" does not exist: give a model's folder",
         ),
-        (["check", "broken.toml"], "at the end of a table declaration (at line 2, column 9): correct it there"),
+        (["check", "broken.toml"], "declaration (at line 2, column 9): correct it there: [traffic"),
+        (["check", "demo", "--set"], "Option '--set' requires an argument: see `tailgate check --help`"),
+        (["check", "demo", "--set", "traffic.duration_s=10m"], 'traffic.duration_s is "10m": give 600, in seconds'),
+        (["check", "demo", "--set", "model.id=tiny"], 'model.id "tiny" is no model: did you mean random:tiny'),
+        (["check", "canary.toml"], "arms has 0 entries: give 2 to 26 [[arms]] tables"),
+        (["run", "runs/1-demo"], "is a run directory: give runs/1-demo/experiment.toml to run it again"),
+        (["analyze", "runs"], "holds several runs: did you mean runs/1-demo?"),
+        (["open", "runs/demo"], '"runs/demo" does not exist: did you mean runs/1-demo?'),
         (["run", "demo", "--set", "model.device=cuda"], "no GPU is visible: use cpu, or run where `tailgate doctor`"),
     ],
 )
@@ -147,7 +157,13 @@ def test_bad_usage_is_one_line_with_exit_code_2(
     monkeypatch.setattr("tailgate.loadtests.trials.preflight.sees_gpu", lambda: False)
     arms = 'arms = [{ preset = "eager", control = true }, { preset = "eager-padded" }]'
     files = {"unnamed": f'name = "a"\n{arms}\n[traffic]\nrate = 1\n'}
-    files |= {"canary": "", "key": 'name = "a"\n[trafic]\nrate = 1\n', "broken": 'name = "a"\n[traffic\n'}
+    files |= {
+        "canary": 'name = "a"\n[traffic]\nrate = 1\n',
+        "runs/1-demo/experiment": "",
+        "key": 'name = "a"\n[trafic]\nrate = 1\n',
+        "broken": 'name = "a"\n[traffic\n',
+    }
+    (tmp_path / "runs" / "1-demo").mkdir(parents=True)
     for name, text in files.items():
         (tmp_path / f"{name}.toml").write_text(text)
     assert expected in refused(capsys, *arguments)

@@ -34,7 +34,7 @@ def test_a_model_that_is_not_there_is_refused(model: str, tmp_path: Path) -> Non
     (tmp_path / "file").write_text("{}")
     said = refusal(ConfigError, check_arm, arm(model.format(folder=tmp_path)))
     assert str(model.format(folder=tmp_path)) in said
-    assert "random:NAME" in said
+    assert "random:tiny" in said
 
 
 def test_a_hub_id_and_a_folder_of_a_whole_model_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
