@@ -27,11 +27,10 @@ from tailgate.loadtests.trials.weights import EnvoySplitter, Splitter
 from tailgate.servers.processes import describe_exit
 from tailgate.servers.security import server_tls
 from tailgate.servers.splitter.admin import SplitterError
-from tailgate.servers.splitter.envoy import Envoy
+from tailgate.servers.splitter.envoy import START_S, Envoy
 from tailgate.servers.splitter.envoy_config import ArmTarget, SplitterConfig
 
 _POLL_S = 0.1
-_ENVOY_READY_S = 30.0
 ENVOY_METRICS = "/stats/prometheus?usedonly"
 
 
@@ -127,7 +126,7 @@ class Trial:
         if context.metrics:
             page = MetricsPage(address=envoy.admin.address, path=ENVOY_METRICS)
             context.status.pages = {**context.status.pages, "splitter": page}
-        deadline = time.monotonic() + _ENVOY_READY_S
+        deadline = time.monotonic() + START_S
         while True:
             context.check()
             try:

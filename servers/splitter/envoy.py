@@ -23,6 +23,7 @@ from tailgate.servers.splitter.bootstrap import LISTENER, bootstrap
 from tailgate.servers.splitter.envoy_config import SplitterConfig
 from tailgate.servers.splitter.request_log import FLUSH_MS
 
+START_S = 30.0  # that Envoy has to bind its port, and then to serve
 _GRACE_S = 5.0  # between SIGTERM and SIGKILL
 
 
@@ -62,11 +63,11 @@ class Envoy:
         self._private = private
 
     @classmethod
-    def start(cls, config: SplitterConfig, *, log_path: Path, work_dir: Path, timeout_s: float = 30.0) -> Self:
+    def start(cls, config: SplitterConfig, *, log_path: Path, work_dir: Path) -> Self:
         """Start Envoy and return when its port is bound; it serves from `wait_ready` on.
 
         Writes `envoy.json` to `work_dir` and Envoy's log to `log_path`. Raises ConfigError when the platform has no
-        Envoy, SplitterError when Envoy ends or is silent for `timeout_s`.
+        Envoy, SplitterError when Envoy ends or is silent for `START_S`.
         """
         binary = envoy_path()
         work_dir.mkdir(parents=True, exist_ok=True)
@@ -84,7 +85,7 @@ class Envoy:
             document = bootstrap(config, admin_socket=socket)
             config_path.write_text(json.dumps(document, indent=2) + "\n")
             process = Child("envoy", arguments, log_path=log_path)
-            deadline = time.monotonic() + timeout_s
+            deadline = time.monotonic() + START_S
             while True:
                 if (code := process.poll()) is not None:
                     raise SplitterError(f"Envoy {process.ending(code, 1)}: see {log_path}")
@@ -93,7 +94,7 @@ class Envoy:
                     port = _listening_port(Admin(admin))
                     return cls(config, process, log_path=log_path, port=port, admin=admin, private=private)
                 if time.monotonic() > deadline:
-                    raise SplitterError(f"Envoy bound no port within {timeout_s:g} s: see {log_path}")
+                    raise SplitterError(f"Envoy bound no port within {START_S:g} s: see {log_path}")
                 time.sleep(0.01)
         except BaseException:
             if process is not None:
