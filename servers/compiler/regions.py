@@ -54,8 +54,6 @@ class CompiledBlocks:
         writes = self._window.canary if self._window is not None else EagerCanary()
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if self._window is not None and self._window.positions is None:  # a call of the model that is no step
-                return block._call_impl(*args, **kwargs)
             self._calls += 1
             if view is not None and kwargs.get("past_key_values") is cache:
                 kwargs["past_key_values"] = view

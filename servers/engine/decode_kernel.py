@@ -14,6 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
+from tailgate.servers.engine.attention import DECODE
+
 _SHARED_BYTES = 200 << 10  # of the 227 KiB that a Hopper processor offers one program
 _BLOCK = 64  # positions that a program reads at once
 _MAX_SPLITS = 16
@@ -199,14 +201,7 @@ def launch(
     context: int,
     scale: float,
 ) -> torch.Tensor:
-    """Return attention [B, 1, heads, head_dim] of query [B, heads, 1, head_dim] over rows 0 … B-1 of keys, values, and
-    store the new token there.
-
-    new_key, new_value: [B, kv_heads, 1, head_dim]. keys, values: [slots · (padding + 1), kv_heads, head_dim],
-    contiguous. positions: [B, 1] int64, where the new token stands; the row sees it and the `reach` - 1 before it, and
-    a row at `padding` sees one position and is not to be used. context: an upper bound of the positions. The last
-    dimension of every tensor must be contiguous.
-    """
+    """Return what `attention.decode` does, on a GPU. The last dimension of every tensor must be contiguous."""
     output = query.new_empty((query.shape[0], 1, query.shape[1], values.shape[2]))
     _launch(query, (new_key, new_value), keys, values, positions, padding, reach, context, scale, output)
     return output
@@ -286,14 +281,4 @@ def _launch(
     )
 
 
-# An operator of its own, opaque to a compiled graph. `torch.library.custom_op` would do as well, but it
-# minds autograd in each call: 55 us of the host instead of 5, in every layer of a step that is no CUDA graph.
-_NAME = "tailgate::decode_attention"
-torch.library.define(_NAME, torch.library.infer_schema(launch, mutates_args=("keys", "values")))
-torch.library.impl(_NAME, "cuda", launch)
-decode_attention = torch.ops.tailgate.decode_attention.default
-
-
-@torch.library.register_fake(_NAME)  # type: ignore[untyped-decorator]
-def _(query: torch.Tensor, new_key: torch.Tensor, new_value: torch.Tensor, *rest: object) -> torch.Tensor:
-    return query.new_empty((query.shape[0], 1, query.shape[1], new_value.shape[3]))
+torch.library.impl(DECODE, "cuda", launch)

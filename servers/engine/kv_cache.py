@@ -35,14 +35,14 @@ TILE = 128
 class Window:
     """Where the current step writes and what it reads; set by the step before the model runs.
 
-    index: [B · T] int64, where each new token is written, as row · (max_length + 1) + position.
+    index: [N] int64, where a prefill step writes each new token, as row · (max_length + 1) + position.
     positions: [B, T] int64. padding: the position at which padding tokens are written, past every one that is ever
     attended to.
     context: positions that a decode step attends to at most.
     last: [R] int64, the index of the token that each cache row answers for, in a prefill step.
-    parts: what a prefill step attends to; None in a decode step, whose B rows are the first of the cache.
-    in_kernel: attention writes the new tokens itself.
-    memory: keys and values of the layer at hand, where attention reads them in place.
+    parts: what a prefill step attends to; None in a decode step, whose B rows are the first of the cache and whose
+    attention writes the new tokens itself.
+    memory: keys and values of the layer at hand, which attention reads in place.
     canary: counts the layers that write new tokens as plain Python.
     """
 
@@ -53,7 +53,6 @@ class Window:
     memory: tuple[torch.Tensor, torch.Tensor] | None = None
     context: int = 0
     padding: int = 0
-    in_kernel: bool = False
     canary: EagerCanary = field(default_factory=EagerCanary)
 
 
@@ -87,30 +86,20 @@ class SlotLayer(StaticLayer):  # type: ignore[misc, no-untyped-call]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write key_states, value_states [B, kv_heads, T, head_dim]; returns what attention reads, length L instead."""
+        """Write what a prefill step brings, key_states, value_states [1, kv_heads, N, head_dim]; show attention the
+        memory. Returns both as they are."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         window = self.window
         if not torch.compiler.is_compiling():
             window.canary.steps += 1
-        keys, values, index = self.keys, self.values, window.index
-        assert keys is not None
-        assert values is not None
-        if window.in_kernel or window.parts is not None:
-            window.memory = (keys, values)
-        if window.in_kernel:
-            return key_states, value_states
-        assert index is not None
-        keys.index_copy_(0, index, key_states.transpose(1, 2).flatten(0, 1))
-        values.index_copy_(0, index, value_states.transpose(1, 2).flatten(0, 1))
-        if window.parts is not None:
-            return key_states, value_states
-        return self._first(keys, key_states.shape[0]), self._first(values, key_states.shape[0])
-
-    def _first(self, memory: torch.Tensor, batch: int) -> torch.Tensor:
-        """Return [batch, kv_heads, context, head_dim] of the first rows."""
-        by_row = memory.view(self.slots, self.max_cache_len, *memory.shape[1:])
-        return by_row[:batch, : self.window.context].transpose(1, 2)
+        assert self.keys is not None
+        assert self.values is not None
+        window.memory = self.keys, self.values
+        if window.index is not None:
+            self.keys.index_copy_(0, window.index, key_states[0].transpose(0, 1))
+            self.values.index_copy_(0, window.index, value_states[0].transpose(0, 1))
+        return key_states, value_states
 
     def get_seq_length(self) -> int:
         """Return 0: every step brings its own positions, so the model has nothing to count."""

@@ -152,20 +152,17 @@ def forget_the_moves(runner: ModelRunner) -> None:
 
 
 def show_one_position_too_many(runner: ModelRunner) -> None:
-    make, decode = runner._inputs, runner._steps["decode"]
-    mask = decode.mask  # type: ignore[attr-defined]
+    make = runner._inputs
 
     def inputs(step: Any, shape: Any) -> Any:
         varying, fixed = make(step, shape)
         if step.kind == "prefill":
             varying[4][:, 2] += 1  # where the pieces of prompts begin
+        else:
+            varying[1] += varying[1] < runner.cache.max_length  # where the new tokens stand
         return varying, fixed
 
-    def show(positions: torch.Tensor, width: int) -> torch.Tensor:
-        return torch.maximum(mask(positions, width), mask(positions, width).roll(1, -1))
-
     runner._inputs = inputs  # type: ignore[method-assign]
-    decode.mask = show  # type: ignore[attr-defined]
 
 
 def change_outputs(change: Callable[[Any, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]) -> Fault:
@@ -279,6 +276,16 @@ def test_the_longest_context_is_asked() -> None:
     said, _ = answers(arm, plan=plan)
     assert len(said.logits) == len(plan.rows)
     assert np.ptp(said.logits[-1]) > 0, "it was computed"
+
+
+def test_every_bucket_of_an_arm_is_met() -> None:
+    arm = arm_for("eager", "float32").replace(shapes=ShapeConfig(kind="buckets", length_ladder=(8, 16, 32, 44)))
+    runner, met = loaded(arm), set[object]()
+    run = runner.run
+    runner.run = lambda step, shape: met.add(shape) or run(step, shape)  # type: ignore[func-returns-value, method-assign]
+    plan = plan_for(arm)
+    parity.forced_logits(runner, plan, np.zeros((len(plan.rows), runner.vocab_size), dtype=np.float32))
+    assert met == set(runner.shapes.planned())
 
 
 def measured(arm: ArmConfig, folder: Path, **task: Any) -> parity.Plan:
