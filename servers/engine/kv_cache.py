@@ -87,7 +87,10 @@ class SlotLayer(StaticLayer):  # type: ignore[misc, no-untyped-call]
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write what a prefill step brings, key_states, value_states [1, kv_heads, N, head_dim]; show attention the
-        memory. Returns both as they are."""
+        memory. Returns both as they are.
+
+        The layer's number, which a block gives that is compiled separately, is not read: the compiler would make a
+        graph for each."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         window = self.window
@@ -106,19 +109,6 @@ class SlotLayer(StaticLayer):  # type: ignore[misc, no-untyped-call]
         return 0
 
 
-@dataclass(slots=True, eq=False)
-class LayerView:
-    """The cache as one layer sees it, for a block that is compiled separately. It ignores the layer's number: the
-    compiler would make a graph for each."""
-
-    layer: SlotLayer
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.layer.update(key_states, value_states)
-
-
 class SlotCache(Cache):  # type: ignore[misc]
     """The KV memory of one arm replica: `slots` rows of `max_length` positions in every layer."""
 
@@ -128,10 +118,6 @@ class SlotCache(Cache):  # type: ignore[misc]
         sizes: dict[str, Any] = {"slots": slots, "max_length": max_length}
         made: list[Any] = [SlotLayer(**sizes, window=self.window, static_address=static_address) for _ in range(layers)]
         super().__init__(layers=made)
-
-    def views(self) -> list[LayerView]:
-        layers: list[Any] = self.layers
-        return [LayerView(layer) for layer in layers]
 
     def tensors(self) -> list[torch.Tensor]:
         layers: list[Any] = self.layers

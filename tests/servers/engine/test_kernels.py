@@ -53,8 +53,8 @@ def test_a_moved_row_is_copied_in_every_layer() -> None:
     cache = SlotCache(layers=2, slots=3, max_length=6)
     cache.window.index = torch.tensor([2 * 7 + 1])
     states = torch.full((1, 2, 1, 5), 3.0)
-    for view in cache.views():
-        view.update(states, -states, 0)
+    for layer in cache.layers:
+        layer.update(states, -states, 0)
     cache.move_row(2, 0, positions=2)
     for held in cache.layers:
         assert torch.equal(held.keys, -held.values)
