@@ -110,7 +110,7 @@ def _split(config: SplitterConfig, *, as_json: bool) -> int:
     with temporary_folder("tailgate-split-") as scratch, stopping(lambda: stopped.append(1), _note):
         log_path = scratch / "envoy.log"
         try:
-            with Envoy.start(config, log_path=log_path, work_dir=scratch) as envoy:
+            with Envoy(config, log_path=log_path, work_dir=scratch) as envoy:
                 admin, deadline = envoy.admin.address, time.monotonic() + START_S
                 while not stopped and envoy.poll() is None and not envoy.serves():
                     if time.monotonic() > deadline:

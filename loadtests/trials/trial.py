@@ -120,7 +120,7 @@ class Trial:
             return {name: ",".join(addresses) for name, addresses in targets.items()}
         context.status.phase = "starting the splitter"
         config = splitter_config(experiment, targets)
-        self._envoy = envoy = Envoy.start(config, log_path=context.logs / "envoy.log", work_dir=context.folder)
+        self._envoy = envoy = Envoy(config, log_path=context.logs / "envoy.log", work_dir=context.folder)
         self._monitor.name("splitter", envoy.pid)
         self.splitter = EnvoySplitter(envoy.admin)
         if context.metrics:

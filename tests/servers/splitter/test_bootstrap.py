@@ -116,7 +116,7 @@ def test_a_printed_configuration_names_files_and_holds_no_secret(pem: Certificat
 
 
 def envoy_before(arm: str, folder: Path, **settings: Any) -> Envoy:
-    return Envoy.start(config(arm, **settings), log_path=folder / "envoy.log", work_dir=folder)
+    return Envoy(config(arm, **settings), log_path=folder / "envoy.log", work_dir=folder)
 
 
 def call(channel: grpc.Channel, *, tokens: int = 3, token: str = "", timeout: float = 20) -> Any:

@@ -219,7 +219,7 @@ def accepts(port: int) -> bool:
 
 def start_alone(folder: Path, **settings: Any) -> Envoy:
     config = SplitterConfig(arms=(ArmTarget(name="eager", backends=("127.0.0.1:1",)),), **settings)
-    return Envoy.start(config, log_path=folder / "envoy.log", work_dir=folder)
+    return Envoy(config, log_path=folder / "envoy.log", work_dir=folder)
 
 
 def test_stop_lets_streams_end_and_leaves_no_process(build: Build) -> None:
