@@ -48,8 +48,8 @@ def cached_attention(
     scale = kwargs.get("scaling")
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     padding, reach = window.padding, kwargs.get("sliding_window") or window.padding
-    if window.parts is not None:
-        tiles, decoding = window.parts.tiles, window.parts.decoding
+    tiles, decoding = window.tiles, window.decoding
+    if tiles is not None and decoding is not None:
         return prefill_attention(query, keys, values, tiles, decoding, padding, reach, scale), None
     run: Any = decode_attention
     if not torch.compiler.is_compiling():
@@ -75,7 +75,7 @@ def attend(
 ) -> torch.Tensor:
     """Return attention [1, N, heads, head_dim] of query [1, heads, N, head_dim] over what each token's row holds.
 
-    keys, values: [slots · (padding + 1), kv_heads, head_dim], the new tokens included. tiles, decoding: `Parts`. A
+    keys, values: [slots · (padding + 1), kv_heads, head_dim], the new tokens included. tiles, decoding: `Window`. A
     token sees itself and the `reach` - 1 positions before it. What padding attends to is not defined.
     """
     output = query.new_zeros((1, query.shape[2], query.shape[1], values.shape[-1]))

@@ -14,20 +14,6 @@ from transformers.cache_utils import Cache, StaticLayer
 from tailgate.servers.compiler.policy import fix_address
 from tailgate.servers.compiler.recorder import EagerCanary
 
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What the tokens of a prefill step attend to: each sees its own row up to its position. int64 on the device.
-
-    tiles: [K, 4], contiguous, the prompts in pieces of up to `TILE` tokens: (index of the first token in the step,
-    tokens, position of the first, cache row); pieces without tokens are padding.
-    decoding: [slots], where row r decodes its position, else -1; its token has the index r in the step.
-    """
-
-    tiles: torch.Tensor
-    decoding: torch.Tensor
-
-
 TILE = 128
 
 
@@ -40,8 +26,10 @@ class Window:
     attended to.
     context: positions that a decode step attends to at most.
     last: [R] int64, the index of the token that each cache row answers for, in a prefill step.
-    parts: what a prefill step attends to; None in a decode step, whose B rows are the first of the cache and whose
-    attention writes the new tokens itself.
+    tiles: [K, 4] int64, contiguous, the prompts of a prefill step in pieces of up to `TILE` tokens: (index of the first
+    token in the step, tokens, position of the first, cache row); pieces without tokens are padding. None in a decode
+    step, whose B rows are the first of the cache and whose attention writes the new tokens itself.
+    decoding: [slots] int64, where row r decodes its position in a prefill step, else -1; its token has the index r.
     memory: keys and values of the layer at hand, which attention reads in place.
     canary: counts the layers that write new tokens as plain Python.
     """
@@ -49,7 +37,8 @@ class Window:
     index: torch.Tensor | None = None
     positions: torch.Tensor | None = None
     last: torch.Tensor | None = None
-    parts: Parts | None = None
+    tiles: torch.Tensor | None = None
+    decoding: torch.Tensor | None = None
     memory: tuple[torch.Tensor, torch.Tensor] | None = None
     context: int = 0
     padding: int = 0

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tailgate.servers.engine.kv_cache import Parts, SlotCache, Window
+from tailgate.servers.engine.kv_cache import SlotCache, Window
 
 _PARTS = 64
 
@@ -37,7 +37,7 @@ class _ModelStep(nn.Module):
             window=window,
         )
         last = window.last
-        window.index = window.positions = window.last = window.parts = None
+        window.index = window.positions = window.last = window.tiles = window.decoding = None
         logits: torch.Tensor = output.logits
         if last is not None:  # the output matrix was not called as `gather_last` expects
             logits = logits[:, last]
@@ -82,7 +82,7 @@ class PrefillStep(_ModelStep):
     """Tokens of prompts and of running answers, one after another; answers for each cache row, as far as one ends here.
 
     input_ids, positions: [1, N]. rows: [N], the cache row of each token. last: [R], the index of the token that each
-    cache row answers for. tiles, decoding: `Parts`.
+    cache row answers for. tiles, decoding: `Window`.
     """
 
     def forward(
@@ -95,7 +95,7 @@ class PrefillStep(_ModelStep):
         decoding: torch.Tensor,
     ) -> Outputs:
         window = self.cache.window
-        window.last, window.parts = last, Parts(tiles, decoding)
+        window.last, window.tiles, window.decoding = last, tiles, decoding
         window.index = rows * (self.cache.max_length + 1) + positions[0]
         return self.call(input_ids, positions)
 
@@ -105,6 +105,6 @@ class DecodeStep(_ModelStep):
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, context: torch.Tensor) -> Outputs:
         window = self.cache.window
-        window.index = window.last = window.parts = None  # a prefill step that failed midway leaves its own
+        window.index = window.last = window.tiles = None  # a prefill step that failed midway leaves its own
         window.context = context.shape[0]
         return self.call(input_ids, positions)

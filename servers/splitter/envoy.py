@@ -131,7 +131,7 @@ class Envoy:
         """Stop Envoy: it accepts no new connection, and streams in flight get up to `grace_s` to end."""
         if self.poll() is None:
             with contextlib.suppress(SplitterError):
-                self.admin.post("/drain_listeners")
+                self.admin.answer("POST", "/drain_listeners")
                 deadline = time.monotonic() + grace_s
                 active = f"http.{LISTENER}.downstream_rq_active"
                 while self.admin.stats(active)[active] and time.monotonic() < deadline and self.poll() is None:
