@@ -140,7 +140,9 @@ def _attend_rows(
     sees its position [B] and the `reach` - 1 before it."""
     batch, heads, _, head_dim = query.shape
     context = int(positions.max()) + 1
-    key, value = (memory.unflatten(0, (-1, padding + 1))[:batch, :context].transpose(1, 2) for memory in (keys, values))
+    key, value = (
+        memory.view(-1, padding + 1, *memory.shape[1:])[:batch, :context].transpose(1, 2) for memory in (keys, values)
+    )
     distance = positions[:, None, None, None] - torch.arange(context)
     attended = nn.functional.scaled_dot_product_attention(
         query.reshape(batch, key.shape[1], -1, head_dim),  # the heads that share a key head
