@@ -97,29 +97,21 @@ def loaded(arm: ArmConfig) -> ModelRunner:
 
 
 @functools.cache
-def control(dtype: str) -> tuple[Answers, parity.Plan, np.ndarray[Any, Any]]:
+def control(dtype: str, prompts: int) -> tuple[Answers, parity.Plan, np.ndarray[Any, Any]]:
     arm = arm_for("eager", dtype)
-    said, plan = answers(arm, None)
+    said, plan = answers(arm, None, prompts=prompts)
     reference = np.zeros(said.logits.shape)
     parity.reference_logits(load_reference(arm.model), plan, reference)
     return said, plan, reference
 
 
-def judged(
-    said: Answers, mine: Answers, plan: parity.Plan, reference: Any, *, dtype: str = "float32", **quantised: str
-) -> Parity:
-    lengths, prompts = zip(*((len(request.places), len(request.prompt)) for request in plan.requests), strict=True)
-    place, accuracy = (
-        Places(lengths=lengths, prompts=prompts),
-        Accuracy(quantised=quantised, max_kl=0.05, source=""),
-    )
-    return judge(said, [mine], reference, place=place, dtype=dtype, seed=1, accuracy=accuracy)
-
-
-def parity_of(arm: ArmConfig, fault: Fault | None = None) -> Parity:
-    said, plan, reference = control(arm.model.dtype)
+def parity_of(arm: ArmConfig, fault: Fault | None = None, *, prompts: int = 10, **quantised: str) -> Parity:
+    said, plan, reference = control(arm.model.dtype, prompts)
     mine, _ = answers(arm, plan, fault)
-    return judged(said, mine, plan, reference, dtype=arm.model.dtype)
+    lengths, prompt_lengths = zip(*((len(item.places), len(item.prompt)) for item in plan.requests), strict=True)
+    place = Places(lengths=lengths, prompts=prompt_lengths)
+    accuracy = Accuracy(quantised=quantised, max_kl=0.05, source="")
+    return judge(said, [mine], reference, place=place, dtype=arm.model.dtype, seed=1, accuracy=accuracy)
 
 
 def verdicts(outcome: Parity) -> dict[str, str]:
@@ -219,25 +211,9 @@ def test_a_planted_fault_fails(fault: Fault, dtype: str, finding: str) -> None:
     assert finding != "flips" or verdicts(outcome)["error"] == "PASS"
 
 
-@functools.cache
-def yardstick() -> tuple[Answers, parity.Plan, np.ndarray[Any, Any]]:
-    """The control's answers to as many prompts as set an interval, and the reference."""
-    arm = arm_for("eager", "float32")
-    said, plan = answers(arm, None, prompts=40)
-    reference = np.zeros(said.logits.shape)
-    parity.reference_logits(load_reference(quantised("eager").model), plan, reference)
-    return said, plan, reference
-
-
 def quantised(preset: str) -> ArmConfig:
     arm = arm_for(preset, "float32")
     return arm.replace(name="int8", model=arm.model.replace(quantisation="int8-weight-only"))
-
-
-def accuracy_of(arm: ArmConfig, fault: Fault | None = None) -> Parity:
-    said, plan, reference = yardstick()
-    mine, _ = answers(arm, plan, fault)
-    return judged(said, mine, plan, reference, int8="int8-weight-only")
 
 
 def test_facts_name_the_dtype_and_the_weights_before_they_are_quantised() -> None:

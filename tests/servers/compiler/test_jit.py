@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +17,7 @@ from tests.fakes import kernels as triton_jit
 from tests.servers.compiler.test_recorder import (
     AT_SERVING,
     announced,
+    on_another_thread,
     place_of,
     published,
     recorder,
@@ -33,12 +33,6 @@ def compiler() -> Iterator[None]:
     reset_compiler()
     yield
     reset_compiler()
-
-
-def on_another_thread(work: Any, *arguments: Any) -> None:
-    thread = threading.Thread(target=work, args=arguments)
-    thread.start()
-    thread.join()
 
 
 def compile_attention() -> None:
