@@ -2,9 +2,9 @@
 
 transformers' own `sdpa` repeats keys and values to the number of query heads whenever a mask is given (in 5.17 always,
 in 5.23 except in eager decode), which reads and writes the cache several times a step, and takes rows of one length.
-Here both kinds of step attend to the cache in place, each token to what its row holds: no step has a mask. On a GPU
-these are kernels of our own (decode_kernel.py, prefill_kernel.py), elsewhere `scaled_dot_product_attention` piece by
-piece.
+Here both kinds of step attend to the cache in place, each token to what its row holds, and are given no mask: on a GPU
+by kernels of our own (decode_kernel.py, prefill_kernel.py), elsewhere by `scaled_dot_product_attention`, decoding rows
+together and prompts piece by piece.
 
 The rule depends on the device alone, never on the compile policy: all arms take the same path.
 """
@@ -51,16 +51,13 @@ def cached_attention(
     tiles, decoding = window.tiles, window.decoding
     if tiles is not None and decoding is not None:
         return prefill_attention(query, keys, values, tiles, decoding, padding, reach, scale), None
-    run: Any = decode_attention
-    if not torch.compiler.is_compiling():
-        # an operator of its own for the compiler; without one, the way there would cost more than the kernel
-        run = decode
-        if query.is_cuda:
-            from tailgate.servers.engine import decode_kernel
+    run: Any = decode
+    if query.is_cuda:
+        from tailgate.servers.engine import decode_kernel
 
-            run = decode_kernel.launch
-    positions, context = window.positions, window.context
-    return run(query, key, value, keys, values, positions, padding, reach, context, scale), None
+        # an operator of its own for the compiler; without one, the way there would cost more than the kernel
+        run = decode_kernel.decode_attention if torch.compiler.is_compiling() else decode_kernel.launch
+    return run(query, key, value, keys, values, window.positions, padding, reach, window.context, scale), None
 
 
 def attend(
@@ -81,7 +78,8 @@ def attend(
     output = query.new_zeros((1, query.shape[2], query.shape[1], values.shape[-1]))
     if shared := max((row + 1 for row, position in enumerate(decoding.tolist()) if position >= 0), default=0):
         own, positions = query[:, :, :shared].transpose(0, 2), decoding[:shared].clamp(min=0)
-        output[:, :shared] = _attend_rows(own, keys, values, positions, padding, reach, scale).transpose(0, 1)
+        context = int(positions.max()) + 1
+        output[:, :shared] = _attend_rows(own, keys, values, positions, padding, reach, context, scale).transpose(0, 1)
     for token, count, position, row in tiles.tolist():
         if not count:
             continue
@@ -124,7 +122,7 @@ def decode(
     index = torch.arange(0, len(stands) * width, width) + stands
     keys.index_copy_(0, index, new_key[:, :, 0])
     values.index_copy_(0, index, new_value[:, :, 0])
-    return _attend_rows(query, keys, values, stands % padding, padding, reach, scale)
+    return _attend_rows(query, keys, values, stands % padding, padding, reach, context, scale)
 
 
 def _attend_rows(
@@ -134,36 +132,35 @@ def _attend_rows(
     positions: torch.Tensor,
     padding: int,
     reach: int,
+    context: int,
     scale: float,
 ) -> torch.Tensor:
     """Return attention [B, 1, heads, head_dim] of query [B, heads, 1, head_dim] over rows 0 … B-1 of keys, values: each
-    sees its position [B] and the `reach` - 1 before it."""
+    sees its position [B], below `context`, and the `reach` - 1 before it."""
     batch, heads, _, head_dim = query.shape
-    context = int(positions.max()) + 1
     key, value = (
         memory.view(-1, padding + 1, *memory.shape[1:])[:batch, :context].transpose(1, 2) for memory in (keys, values)
     )
-    distance = positions[:, None, None, None] - torch.arange(context)
+    # cut from rows of one length, a mask of dynamic width leaves the compiler no question about its layout
+    distance = positions[:, None, None, None] - torch.arange(padding)
+    seen = distance >= 0
+    if reach < padding:
+        seen &= distance < reach
     attended = nn.functional.scaled_dot_product_attention(
         query.reshape(batch, key.shape[1], -1, head_dim),  # the heads that share a key head
         key,
         value,
-        attn_mask=(distance >= 0) & (distance < reach),
+        attn_mask=seen[..., :context],
         scale=scale,
     )
     return attended.reshape(batch, 1, heads, -1)
 
 
-# Operators of their own, opaque to a compiled graph: their CPU form reads the parts. `prepare` adds that of a GPU.
-# `torch.library.custom_op` would do as well, but it minds autograd in each call: 55 us of the host instead of 5, in
-# every layer of a step that is no CUDA graph.
-PREFILL, DECODE = "tailgate::prefill_attention", "tailgate::decode_attention"
+# An operator of its own, opaque to a compiled graph: its CPU form reads the parts. `prepare` adds that of a GPU.
+PREFILL = "tailgate::prefill_attention"
 torch.library.define(PREFILL, torch.library.infer_schema(attend, mutates_args=()))
-torch.library.define(DECODE, torch.library.infer_schema(decode, mutates_args=("keys", "values")))
 torch.library.impl(PREFILL, "cpu", attend)
-torch.library.impl(DECODE, "cpu", decode)
 prefill_attention = torch.ops.tailgate.prefill_attention.default
-decode_attention = torch.ops.tailgate.decode_attention.default
 
 
 @torch.library.register_fake(PREFILL)  # type: ignore[untyped-decorator]
@@ -171,15 +168,10 @@ def _(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *rest: obje
     return query.new_empty((1, query.shape[2], query.shape[1], values.shape[-1]))
 
 
-@torch.library.register_fake(DECODE)  # type: ignore[untyped-decorator]
-def _(query: torch.Tensor, new_key: torch.Tensor, new_value: torch.Tensor, *rest: object) -> torch.Tensor:
-    return query.new_empty((query.shape[0], 1, query.shape[1], new_value.shape[3]))
-
-
 def prepare(device: torch.device) -> None:
     """Load the kernels of a GPU, and allocate what they keep between calls, so that no graph capture allocates it."""
     if device.type == "cuda":
-        from tailgate.servers.engine import prefill_kernel  # noqa: F401 (registers itself, as the other does)
+        from tailgate.servers.engine import prefill_kernel  # noqa: F401 (registers itself)
         from tailgate.servers.engine.decode_kernel import arrivals, partials
 
         arrivals(device)

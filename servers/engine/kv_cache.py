@@ -103,7 +103,6 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     def __init__(self, *, layers: int, slots: int, max_length: int, static_address: bool = False) -> None:
         self.window = Window(padding=max_length)
-        self.max_length = max_length
         sizes: dict[str, Any] = {"slots": slots, "max_length": max_length}
         made: list[Any] = [SlotLayer(**sizes, window=self.window, static_address=static_address) for _ in range(layers)]
         super().__init__(layers=made)
@@ -115,7 +114,7 @@ class SlotCache(Cache):  # type: ignore[misc]
     def move_row(self, source: int, target: int, positions: int) -> None:
         """Copy the first `positions` of row `source` over those of row `target` in every layer."""
         tensors = self.tensors()
-        ends = [row * (self.max_length + 1) for row in (source, target)]
+        ends = [row * (self.window.padding + 1) for row in (source, target)]
         sources, targets = ([tensor[end : end + positions] for tensor in tensors] for end in ends)
         torch._foreach_copy_(targets, sources)
 

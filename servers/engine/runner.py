@@ -92,7 +92,7 @@ class ModelRunner(StepRunner):
         self._newest[move.target] = self._newest[move.source]
 
     def _inputs(self, step: Step, shape: StepShape) -> tuple[list[torch.Tensor], tuple[torch.Tensor, ...]]:
-        padding = self.cache.max_length
+        padding = self.cache.window.padding
         if step.kind == "decode":
             positions = [[padding]] * shape.batch
             for job in step.jobs:
@@ -128,7 +128,7 @@ class ModelRunner(StepRunner):
     def _varying(
         self, kind: Kind, varying: list[torch.Tensor], fixed: Tensors
     ) -> Iterable[tuple[torch.Tensor, int, tuple[int, int]]]:
-        low = max(2, self.arm.shapes.min_size)
+        engine, low = self.arm.engine, max(2, self.arm.shapes.min_size)
         if kind == "prefill":
             tokens, positions, rows, *_ = varying
             for tensor, dimension in ((tokens, 1), (positions, 1), (rows, 0)):
@@ -136,7 +136,8 @@ class ModelRunner(StepRunner):
             return
         for tensor in varying:
             yield tensor, 0, (low, self.cache_rows)
-        yield fixed[0], 0, (low, self.arm.engine.max_length)
+        # The whole cache is a separate size: a mask that is not cut compiles separately from one that is.
+        yield fixed[0], 0, (low, engine.longest_context if self.arm.shapes.kind == "exact" else engine.max_length)
 
 
 def runner_for(arm: ArmConfig, recorder: CompileRecorder) -> ModelRunner | EncoderRunner:

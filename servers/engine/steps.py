@@ -96,7 +96,7 @@ class PrefillStep(_ModelStep):
     ) -> Outputs:
         window = self.cache.window
         window.last, window.tiles, window.decoding = last, tiles, decoding
-        window.index = rows * (self.cache.max_length + 1) + positions[0]
+        window.index = rows * (window.padding + 1) + positions[0]
         return self.call(input_ids, positions)
 
 

@@ -151,7 +151,7 @@ def show_one_position_too_many(runner: ModelRunner) -> None:
         if step.kind == "prefill":
             varying[4][:, 2] += 1  # where the pieces of prompts begin
         else:
-            varying[1] += varying[1] < runner.cache.max_length  # where the new tokens stand
+            varying[1] += varying[1] < runner.cache.window.padding  # where the new tokens stand
         return varying, fixed
 
     runner._inputs = inputs  # type: ignore[method-assign]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tailgate.servers.engine.attention import decode_attention, prefill_attention
+from tailgate.servers.engine.attention import decode, prefill_attention
 from tailgate.servers.engine.kv_cache import SlotCache
 
 
@@ -24,7 +24,7 @@ def test_a_decode_step_stores_its_tokens_and_sees_its_own_rows_up_to_them(reach:
     memory = [torch.randn(5 * (padding + 1), 2, 16, generator=generator) for _ in range(2)]
     keys, values = expected = [tensor.clone() for tensor in memory]
     stand = torch.tensor(positions)
-    output = decode_attention(query, key, value, *memory, stand[:, None], padding, reach, padding, 0.25)
+    output = decode(query, key, value, *memory, stand[:, None], padding, reach, padding, 0.25)
     for row, position in enumerate(positions):
         at = row * (padding + 1) + position
         keys[at], values[at] = key[row, :, 0], value[row, :, 0]
