@@ -158,7 +158,7 @@ def run(work: Work, *, folder: Path, splitter: bool = False) -> dict[str, float]
         target = stack.enter_context(null_server(folder, work.tokens_per_s, core=server_core))
         if splitter:
             config = SplitterConfig(arms=(ArmTarget(name="null", backends=(target,)),))
-            envoy = stack.enter_context(Envoy.start(config, log_path=folder / "envoy.log", work_dir=folder))
+            envoy = stack.enter_context(Envoy(config, log_path=folder / "envoy.log", work_dir=folder))
             envoy.wait_ready(_PATIENCE_S)
             target = envoy.target
         work.schedule(folder / "schedule.arrow")

@@ -21,7 +21,7 @@ from tailgate.servers.processes import log_tail, temporary_folder
 from tailgate.servers.security import check_named, server_tls
 from tailgate.servers.splitter.admin import Admin, SplitterError, admin_address, reweight
 from tailgate.servers.splitter.bootstrap import bootstrap
-from tailgate.servers.splitter.envoy import Envoy
+from tailgate.servers.splitter.envoy import START_S, Envoy
 from tailgate.servers.splitter.envoy_config import ArmTarget, SplitterConfig
 
 EXAMPLES = """\
@@ -109,9 +109,14 @@ def _split(config: SplitterConfig, *, as_json: bool) -> int:
     with temporary_folder("tailgate-split-") as scratch, stopping(lambda: stopped.append(1), _note):
         log_path = scratch / "envoy.log"
         try:
-            with Envoy.start(config, log_path=log_path, work_dir=scratch) as envoy:
-                admin = envoy.admin.address
+            with Envoy(config, log_path=log_path, work_dir=scratch) as envoy:
+                admin, deadline = envoy.admin.address, time.monotonic() + START_S
                 while not stopped and envoy.poll() is None and not envoy.serves():
+                    if time.monotonic() > deadline:
+                        raise SplitterError(
+                            f"Envoy serves nothing after {START_S:g} s ({log_tail(log_path, 2)}): does every address "
+                            "of --arm answer?"
+                        )
                     time.sleep(0.02)
                 stdout.write("", {"port": envoy.port, "target": envoy.target, "admin": admin}, as_json=as_json)
                 _note(

@@ -26,11 +26,10 @@ from tailgate.loadtests.trials.weights import EnvoySplitter, Splitter
 from tailgate.servers.processes import describe_exit
 from tailgate.servers.security import server_tls
 from tailgate.servers.splitter.admin import SplitterError
-from tailgate.servers.splitter.envoy import Envoy
+from tailgate.servers.splitter.envoy import START_S, Envoy
 from tailgate.servers.splitter.envoy_config import ArmTarget, SplitterConfig
 
 _POLL_S = 0.1
-_ENVOY_READY_S = 30.0
 ENVOY_METRICS = "/stats/prometheus?usedonly"
 
 
@@ -114,11 +113,11 @@ class Trial:
             return {name: ",".join(addresses) for name, addresses in targets.items()}
         context.status.phase = "starting the splitter"
         config = splitter_config(experiment, targets)
-        self._envoy = envoy = Envoy.start(config, log_path=context.logs / "envoy.log", work_dir=context.folder)
+        self._envoy = envoy = Envoy(config, log_path=context.logs / "envoy.log", work_dir=context.folder)
         self._monitor.name("splitter", envoy.pid)
         self.splitter = EnvoySplitter(envoy.admin)
         context.status.pages = {**context.status.pages, "splitter": (envoy.admin.address, ENVOY_METRICS)}
-        deadline = time.monotonic() + _ENVOY_READY_S
+        deadline = time.monotonic() + START_S
         while True:
             context.check()
             try:

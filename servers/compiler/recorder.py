@@ -46,8 +46,6 @@ _OF_TORCH = frozenset({"compile", "recompile", "limit_hit", "autotune"})
 _INDUCTORS = "inductor "
 _MOST_REASONS = 8
 _CACHE_STATE = re.compile(r"(fx_graph|aotautograd)_cache_(hit|miss|bypass)")
-# A symbol among the sizes of a traced graph is quoted, a number is not: {'x': ['s77', 8]}.
-_SYMBOLIC_SIZE = re.compile(r"\[[^\]]*'")
 _DEBUG_CONTEXT = re.compile(r"Developer debug context: (.+)")
 # "Encountered graph break when attempting to trace CALL:", before the cause.
 _INTRODUCTION = re.compile(r"^.*:\n+")
@@ -72,6 +70,7 @@ class _Compile:
     reasons: list[str] = field(default_factory=list)  # why each graph that was tried did not fit
     breaks: list[str] = field(default_factory=list)
     caches: dict[str, str] = field(default_factory=dict)
+    dynamic: bool = False
 
 
 class CompileRecorder:
@@ -220,6 +219,9 @@ class CompileRecorder:
         name = next(iter(metadata))
         if name == "dynamo_start":
             self._begin("compile", self._compile_of(metadata).key)
+        elif name == "dynamo_output_graph":
+            # its inputs are tensors and the symbols that it is dynamic in: s77: "Sym(s77)", x: "f32[s77, 8]"
+            self._compile_of(metadata).dynamic = '"Sym(' in (payload or "")
         elif name == "artifact" and "frame_id" in metadata:
             self._read_artifact(metadata, payload or "")
         elif name == "chromium_event" and payload is not None and _RECORDING in payload:
@@ -269,8 +271,7 @@ class CompileRecorder:
             compile_id=metrics["compile_id"] or "",
             frame=jit.place(metrics["co_filename"], metrics["co_firstlineno"], metrics["co_name"]),
             reason=_joined([metrics["recompile_reason"] or "", *compile.reasons]) or failure,
-            # A dynamic graph need not have a guard on a size.
-            dynamic=_SYMBOLIC_SIZE.search(metrics["graph_node_shapes"] or "") is not None,
+            dynamic=compile.dynamic,
             # The cache of generated code decides where it was asked, as the backend's time goes there. A hit still
             # costs the tracing.
             cache=compile.caches.get("fx_graph") or compile.caches.get("aotautograd", ""),

@@ -24,23 +24,22 @@ def repeated_blocks(model: nn.Module) -> Sequence[nn.Module]:
 
 
 class CompiledBlocks:
-    """Runs every block compiled when a step calls it, over its own view of `cache` where there is one, which ignores
-    the layer's number: a shape costs one compile for all blocks of a class."""
+    """Runs every block compiled when a step calls it, over its own layer of `cache` where there is one, which ignores
+    its number: a shape costs one compile for all blocks of a class."""
 
     def __init__(self, blocks: Sequence[nn.Module], policy: CompileConfig, *, cache: Any = None) -> None:
-        self._window = cache.window if cache is not None else None
         self._canary = EagerCanary()
         self._calls = self._eager_writes = 0
-        views = cache.views() if cache is not None else []
-        if len(views) != len(blocks):  # not the layers that the cache belongs to
-            views = [None] * len(blocks)
+        layers = cache.layers if cache is not None else []
+        if len(layers) != len(blocks):  # not the layers that the cache belongs to
+            layers = [None] * len(blocks)
         functions: dict[type, Callable[..., Any]] = {}
-        for block, view in zip(blocks, views, strict=True):
+        for block, layer in zip(blocks, layers, strict=True):
             kind = type(block)
             if kind not in functions:
                 functions[kind] = compile_step(_function_of(kind, self._canary), policy)
             compiled: Any = block
-            compiled._compiled_call_impl = self._call(block, functions[kind], cache, view)
+            compiled._compiled_call_impl = self._call(block, functions[kind], cache, layer)
 
     def ran_compiled(self) -> bool:
         """Return whether blocks were called since the last time and every call ran compiled code."""
@@ -49,16 +48,14 @@ class CompiledBlocks:
         began_eagerly = self._canary.ran_eagerly()
         return called > 0 and not began_eagerly and not wrote_eagerly
 
-    def _call(self, block: Any, compiled: Callable[..., Any], cache: Any, view: Any) -> Callable[..., Any]:
+    def _call(self, block: Any, compiled: Callable[..., Any], cache: Any, layer: Any) -> Callable[..., Any]:
         # Layers that are not compiled write their tokens as plain Python too, so only what a block writes counts.
-        writes = self._window.canary if self._window is not None else EagerCanary()
+        writes = cache.window.canary if cache is not None else EagerCanary()
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if self._window is not None and self._window.positions is None:  # a call of the model that is no step
-                return block._call_impl(*args, **kwargs)
             self._calls += 1
-            if view is not None and kwargs.get("past_key_values") is cache:
-                kwargs["past_key_values"] = view
+            if layer is not None and kwargs.get("past_key_values") is cache:
+                kwargs["past_key_values"] = layer
             before = writes.steps
             answer = compiled(block, *args, **kwargs)
             self._eager_writes += writes.steps - before

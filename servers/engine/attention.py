@@ -1,17 +1,12 @@
-"""Attention for grouped heads that does not copy the cache: what every arm runs.
+"""Attention over the slot cache: what every arm runs.
 
 transformers' own `sdpa` repeats keys and values to the number of query heads whenever a mask is given (in 5.17 always,
 in 5.23 except in eager decode), which reads and writes the cache several times a step, and takes rows of one length.
-Here
+Here both kinds of step attend to the cache in place, each token to what its row holds, and are given no mask: on a GPU
+by kernels of our own (decode_kernel.py, prefill_kernel.py), elsewhere by `scaled_dot_product_attention`, decoding rows
+together and prompts piece by piece.
 
-- a prefill step attends to the cache in place, piece by piece of its prompts, whatever their lengths: on a GPU by a
-  kernel of our own (prefill_kernel.py), elsewhere by `scaled_dot_product_attention`;
-- decode on a GPU runs one kernel that writes the new token, splits each row's positions over the processors and skips
-  those that the row does not hold (decode_kernel.py);
-- decode elsewhere puts the query heads that share a key head into the query-length dimension: one pass over the cache;
-- anything else is transformers' `sdpa`.
-
-The rule depends on device, dtype and shape alone, never on the compile policy: all arms take the same path.
+The rule depends on the device alone, never on the compile policy: all arms take the same path.
 """
 
 from __future__ import annotations
@@ -31,7 +26,7 @@ NAME = "tailgate_sdpa"
 ENCODER_NAME = "tailgate_encoder_sdpa"
 
 
-def grouped_attention(
+def cached_attention(
     module: nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -40,70 +35,29 @@ def grouped_attention(
     window: Window | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Return attention [B, T, heads, head_dim] of query [B, heads, T, head_dim] over key, value [B, kv_heads, L, …].
+    """Return attention [B, T, heads, head_dim] of query [B, heads, T, head_dim] over the cache and the new key, value
+    [B, kv_heads, T, head_dim].
 
     `window` is what the cache knows of the step; it travels through the model's keyword arguments.
     """
-    groups = query.shape[1] // key.shape[1]
-    scale, sliding = kwargs.get("scaling"), kwargs.get("sliding_window")
-    if window is not None and window.memory is not None:
-        if window.parts is not None:
-            return _attend_to_parts(query, window, scale, sliding), None
-        return _decode_in_kernel(query, key, value, window, scale, sliding), None
-    is_plain = kwargs.get("position_bias") is None and kwargs.get("softcap") is None
-    if is_plain and query.shape[2] == 1 and groups > 1 and attention_mask is not None and attention_mask.shape[1] == 1:
-        batch, heads, _, head_dim = query.shape
-        packed = query.reshape(batch, key.shape[1], groups, head_dim)
-        attended = nn.functional.scaled_dot_product_attention(packed, key, value, attn_mask=attention_mask, scale=scale)
-        return attended.reshape(batch, 1, heads, value.shape[-1]), None
-    output: tuple[torch.Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    return output
-
-
-def _decode_in_kernel(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    window: Window,
-    scale: float | None,
-    sliding: int | None,
-) -> torch.Tensor:
-    from tailgate.servers.engine import decode_kernel
-
+    assert window is not None, "layers of this model do not pass on what the cache knows of a step: give another model"
     assert window.memory is not None
     assert window.positions is not None
     keys, values = window.memory
     window.memory = None
-    # an operator of its own for the compiler; without one, the way there would cost more than the kernel
-    attend = decode_kernel.decode_attention if torch.compiler.is_compiling() else decode_kernel.launch
+    scale = kwargs.get("scaling")
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    output: torch.Tensor = attend(
-        query,
-        key,
-        value,
-        keys,
-        values,
-        window.positions,
-        window.padding,
-        sliding or window.padding,
-        window.context,
-        scale,
-    )
-    return output
+    padding, reach = window.padding, kwargs.get("sliding_window") or window.padding
+    tiles, decoding = window.tiles, window.decoding
+    if tiles is not None and decoding is not None:
+        return prefill_attention(query, keys, values, tiles, decoding, padding, reach, scale), None
+    run: Any = decode
+    if query.is_cuda:
+        from tailgate.servers.engine import decode_kernel
 
-
-def _attend_to_parts(query: torch.Tensor, window: Window, scale: float | None, sliding: int | None) -> torch.Tensor:
-    assert window.memory is not None
-    assert window.parts is not None
-    (keys, values), parts = window.memory, window.parts
-    window.memory = None
-    if scale is None:
-        scale = query.shape[-1] ** -0.5
-    reach = sliding or window.padding
-    attended: torch.Tensor = prefill_attention(
-        query, keys, values, parts.tiles, parts.decoding, window.padding, reach, scale
-    )
-    return attended
+        # an operator of its own for the compiler; without one, the way there would cost more than the kernel
+        run = decode_kernel.decode_attention if torch.compiler.is_compiling() else decode_kernel.launch
+    return run(query, key, value, keys, values, window.positions, padding, reach, window.context, scale), None
 
 
 def attend(
@@ -118,12 +72,15 @@ def attend(
 ) -> torch.Tensor:
     """Return attention [1, N, heads, head_dim] of query [1, heads, N, head_dim] over what each token's row holds.
 
-    keys, values: [slots · (padding + 1), kv_heads, head_dim], the new tokens included. tiles, decoding: `Parts`. A
+    keys, values: [slots · (padding + 1), kv_heads, head_dim], the new tokens included. tiles, decoding: `Window`. A
     token sees itself and the `reach` - 1 positions before it. What padding attends to is not defined.
     """
     output = query.new_zeros((1, query.shape[2], query.shape[1], values.shape[-1]))
-    own = [(row, 1, position, row) for row, position in enumerate(decoding.tolist()) if position >= 0]
-    for token, count, position, row in [*own, *tiles.tolist()]:
+    if shared := max((row + 1 for row, position in enumerate(decoding.tolist()) if position >= 0), default=0):
+        own, positions = query[:, :, :shared].transpose(0, 2), decoding[:shared].clamp(min=0)
+        context = int(positions.max()) + 1
+        output[:, :shared] = _attend_rows(own, keys, values, positions, padding, reach, context, scale).transpose(0, 1)
+    for token, count, position, row in tiles.tolist():
         if not count:
             continue
         end = position + count
@@ -140,6 +97,63 @@ def attend(
             enable_gqa=True,
         ).transpose(1, 2)
     return output
+
+
+def decode(
+    query: torch.Tensor,
+    new_key: torch.Tensor,
+    new_value: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    positions: torch.Tensor,
+    padding: int,
+    reach: int,
+    context: int,
+    scale: float,
+) -> torch.Tensor:
+    """Return attention [B, 1, heads, head_dim] of query [B, heads, 1, head_dim] over rows 0 … B-1 of keys, values, and
+    store the new token there.
+
+    new_key, new_value: [B, kv_heads, 1, head_dim]. keys, values: [slots · (padding + 1), kv_heads, head_dim],
+    contiguous. positions: [B, 1] int64, where the new token stands; the row sees it and the `reach` - 1 before it. What
+    a row at `padding` attends to is not defined. context: an upper bound of the positions.
+    """
+    stands, width = positions[:, 0], padding + 1
+    index = torch.arange(0, len(stands) * width, width) + stands
+    keys.index_copy_(0, index, new_key[:, :, 0])
+    values.index_copy_(0, index, new_value[:, :, 0])
+    return _attend_rows(query, keys, values, stands % padding, padding, reach, context, scale)
+
+
+def _attend_rows(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    positions: torch.Tensor,
+    padding: int,
+    reach: int,
+    context: int,
+    scale: float,
+) -> torch.Tensor:
+    """Return attention [B, 1, heads, head_dim] of query [B, heads, 1, head_dim] over rows 0 … B-1 of keys, values: each
+    sees its position [B], below `context`, and the `reach` - 1 before it."""
+    batch, heads, _, head_dim = query.shape
+    key, value = (
+        memory.view(-1, padding + 1, *memory.shape[1:])[:batch, :context].transpose(1, 2) for memory in (keys, values)
+    )
+    # cut from rows of one length, a mask of dynamic width leaves the compiler no question about its layout
+    distance = positions[:, None, None, None] - torch.arange(padding)
+    seen = distance >= 0
+    if reach < padding:
+        seen &= distance < reach
+    attended = nn.functional.scaled_dot_product_attention(
+        query.reshape(batch, key.shape[1], -1, head_dim),  # the heads that share a key head
+        key,
+        value,
+        attn_mask=seen[..., :context],
+        scale=scale,
+    )
+    return attended.reshape(batch, 1, heads, -1)
 
 
 # An operator of its own, opaque to a compiled graph: its CPU form reads the parts. `prepare` adds that of a GPU.
@@ -180,7 +194,7 @@ def _whole_mask(*args: Any, **kwargs: Any) -> torch.Tensor | None:
     return mask
 
 
-AttentionInterface.register(NAME, grouped_attention)
+AttentionInterface.register(NAME, cached_attention)
 AttentionMaskInterface.register(NAME, sdpa_mask)
 AttentionInterface.register(ENCODER_NAME, sdpa_attention_forward)
 AttentionMaskInterface.register(ENCODER_NAME, _whole_mask)

@@ -199,14 +199,7 @@ def launch(
     context: int,
     scale: float,
 ) -> torch.Tensor:
-    """Return attention [B, 1, heads, head_dim] of query [B, heads, 1, head_dim] over rows 0 … B-1 of keys, values, and
-    store the new token there.
-
-    new_key, new_value: [B, kv_heads, 1, head_dim]. keys, values: [slots · (padding + 1), kv_heads, head_dim],
-    contiguous. positions: [B, 1] int64, where the new token stands; the row sees it and the `reach` - 1 before it, and
-    a row at `padding` sees one position and is not to be used. context: an upper bound of the positions. The last
-    dimension of every tensor must be contiguous.
-    """
+    """Return what `attention.decode` does, on a GPU. The last dimension of every tensor must be contiguous."""
     output = query.new_empty((query.shape[0], 1, query.shape[1], values.shape[2]))
     _launch(query, (new_key, new_value), keys, values, positions, padding, reach, context, scale, output)
     return output

@@ -14,20 +14,6 @@ from transformers.cache_utils import Cache, StaticLayer
 from tailgate.servers.compiler.policy import fix_address
 from tailgate.servers.compiler.recorder import EagerCanary
 
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What the tokens of a prefill step attend to: each sees its own row up to its position. int64 on the device.
-
-    tiles: [K, 4], contiguous, the prompts in pieces of up to `TILE` tokens: (index of the first token in the step,
-    tokens, position of the first, cache row); pieces without tokens are padding.
-    decoding: [slots], where row r decodes its position, else -1; its token has the index r in the step.
-    """
-
-    tiles: torch.Tensor
-    decoding: torch.Tensor
-
-
 TILE = 128
 
 
@@ -35,25 +21,27 @@ TILE = 128
 class Window:
     """Where the current step writes and what it reads; set by the step before the model runs.
 
-    index: [B · T] int64, where each new token is written, as row · (max_length + 1) + position.
+    index: [N] int64, where a prefill step writes each new token, as row · (max_length + 1) + position.
     positions: [B, T] int64. padding: the position at which padding tokens are written, past every one that is ever
     attended to.
     context: positions that a decode step attends to at most.
     last: [R] int64, the index of the token that each cache row answers for, in a prefill step.
-    parts: what a prefill step attends to; None in a decode step, whose B rows are the first of the cache.
-    in_kernel: attention writes the new tokens itself.
-    memory: keys and values of the layer at hand, where attention reads them in place.
+    tiles: [K, 4] int64, contiguous, the prompts of a prefill step in pieces of up to `TILE` tokens: (index of the first
+    token in the step, tokens, position of the first, cache row); pieces without tokens are padding. None in a decode
+    step, whose B rows are the first of the cache and whose attention writes the new tokens itself.
+    decoding: [slots] int64, where row r decodes its position in a prefill step, else -1; its token has the index r.
+    memory: keys and values of the layer at hand, which attention reads in place.
     canary: counts the layers that write new tokens as plain Python.
     """
 
     index: torch.Tensor | None = None
     positions: torch.Tensor | None = None
     last: torch.Tensor | None = None
-    parts: Parts | None = None
+    tiles: torch.Tensor | None = None
+    decoding: torch.Tensor | None = None
     memory: tuple[torch.Tensor, torch.Tensor] | None = None
     context: int = 0
     padding: int = 0
-    in_kernel: bool = False
     canary: EagerCanary = field(default_factory=EagerCanary)
 
 
@@ -87,47 +75,27 @@ class SlotLayer(StaticLayer):  # type: ignore[misc, no-untyped-call]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write key_states, value_states [B, kv_heads, T, head_dim]; returns what attention reads, length L instead."""
+        """Write what a prefill step brings, key_states, value_states [1, kv_heads, N, head_dim]; show attention the
+        memory. Returns both as they are.
+
+        The layer's number, which a block gives that is compiled separately, is not read: the compiler would make a
+        graph for each."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         window = self.window
         if not torch.compiler.is_compiling():
             window.canary.steps += 1
-        keys, values, index = self.keys, self.values, window.index
-        assert keys is not None
-        assert values is not None
-        if window.in_kernel or window.parts is not None:
-            window.memory = (keys, values)
-        if window.in_kernel:
-            return key_states, value_states
-        assert index is not None
-        keys.index_copy_(0, index, key_states.transpose(1, 2).flatten(0, 1))
-        values.index_copy_(0, index, value_states.transpose(1, 2).flatten(0, 1))
-        if window.parts is not None:
-            return key_states, value_states
-        return self._first(keys, key_states.shape[0]), self._first(values, key_states.shape[0])
-
-    def _first(self, memory: torch.Tensor, batch: int) -> torch.Tensor:
-        """Return [batch, kv_heads, context, head_dim] of the first rows."""
-        by_row = memory.view(self.slots, self.max_cache_len, *memory.shape[1:])
-        return by_row[:batch, : self.window.context].transpose(1, 2)
+        assert self.keys is not None
+        assert self.values is not None
+        window.memory = self.keys, self.values
+        if window.index is not None:
+            self.keys.index_copy_(0, window.index, key_states[0].transpose(0, 1))
+            self.values.index_copy_(0, window.index, value_states[0].transpose(0, 1))
+        return key_states, value_states
 
     def get_seq_length(self) -> int:
         """Return 0: every step brings its own positions, so the model has nothing to count."""
         return 0
-
-
-@dataclass(slots=True, eq=False)
-class LayerView:
-    """The cache as one layer sees it, for a block that is compiled separately. It ignores the layer's number: the
-    compiler would make a graph for each."""
-
-    layer: SlotLayer
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.layer.update(key_states, value_states)
 
 
 class SlotCache(Cache):  # type: ignore[misc]
@@ -135,14 +103,9 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     def __init__(self, *, layers: int, slots: int, max_length: int, static_address: bool = False) -> None:
         self.window = Window(padding=max_length)
-        self.max_length = max_length
         sizes: dict[str, Any] = {"slots": slots, "max_length": max_length}
         made: list[Any] = [SlotLayer(**sizes, window=self.window, static_address=static_address) for _ in range(layers)]
         super().__init__(layers=made)
-
-    def views(self) -> list[LayerView]:
-        layers: list[Any] = self.layers
-        return [LayerView(layer) for layer in layers]
 
     def tensors(self) -> list[torch.Tensor]:
         layers: list[Any] = self.layers
@@ -151,7 +114,7 @@ class SlotCache(Cache):  # type: ignore[misc]
     def move_row(self, source: int, target: int, positions: int) -> None:
         """Copy the first `positions` of row `source` over those of row `target` in every layer."""
         tensors = self.tensors()
-        ends = [row * (self.max_length + 1) for row in (source, target)]
+        ends = [row * (self.window.padding + 1) for row in (source, target)]
         sources, targets = ([tensor[end : end + positions] for tensor in tensors] for end in ends)
         torch._foreach_copy_(targets, sources)
 

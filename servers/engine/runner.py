@@ -41,7 +41,6 @@ class ModelRunner(StepRunner):
         )
         self._canary = self.cache.window.canary
         gather_last(self.model, self.cache.window)
-        self._rows = torch.arange(self.cache_rows, device=self.device)
         self._context = torch.arange(engine.max_length, device=self.device)
         # the newest token of each row: what the next decode step reads, without a way over the host
         self._newest = torch.randint(self.vocab_size, (self.cache_rows,), device=self.device)
@@ -93,13 +92,13 @@ class ModelRunner(StepRunner):
         self._newest[move.target] = self._newest[move.source]
 
     def _inputs(self, step: Step, shape: StepShape) -> tuple[list[torch.Tensor], tuple[torch.Tensor, ...]]:
-        padding = self.cache.max_length
+        padding = self.cache.window.padding
         if step.kind == "decode":
             positions = [[padding]] * shape.batch
             for job in step.jobs:
                 positions[job.row] = [job.context - 2]  # launched counts this step's token, which has no place yet
             varying = [self._newest[: shape.batch, None], self._tensor(positions)]
-            return varying, (self._rows[: shape.batch], self._context[: shape.context])
+            return varying, (self._context[: shape.context],)
         shared = step.decoding_rows  # tokens 0 … shared - 1 are those of the cache rows
         ids, places, rows = [0] * shared, [padding] * shared, list(range(shared))
         last, decoding, tiles = [0] * self.cache_rows, [-1] * self.cache_rows, []
@@ -129,17 +128,16 @@ class ModelRunner(StepRunner):
     def _varying(
         self, kind: Kind, varying: list[torch.Tensor], fixed: Tensors
     ) -> Iterable[tuple[torch.Tensor, int, tuple[int, int]]]:
-        low = max(2, self.arm.shapes.min_size)
+        engine, low = self.arm.engine, max(2, self.arm.shapes.min_size)
         if kind == "prefill":
             tokens, positions, rows, *_ = varying
             for tensor, dimension in ((tokens, 1), (positions, 1), (rows, 0)):
                 yield tensor, dimension, (low, self.arm.longest_step)
             return
-        for tensor in (*varying, fixed[0]):
+        for tensor in varying:
             yield tensor, 0, (low, self.cache_rows)
         # The whole cache is a separate size: a mask that is not cut compiles separately from one that is.
-        engine = self.arm.engine
-        yield fixed[1], 0, (low, engine.longest_context if self.arm.shapes.kind == "exact" else engine.max_length)
+        yield fixed[0], 0, (low, engine.longest_context if self.arm.shapes.kind == "exact" else engine.max_length)
 
 
 def runner_for(arm: ArmConfig, recorder: CompileRecorder) -> ModelRunner | EncoderRunner:

@@ -9,7 +9,7 @@ from itertools import product
 from typing import Literal
 
 from tailgate.servers.complaint import ConfigError
-from tailgate.servers.config import ArmConfig, EngineConfig, ShapeConfig, doubling, prefill_lengths
+from tailgate.servers.config import ArmConfig, EngineConfig, doubling, prefill_lengths
 
 # Parts of prompts, with one token of each running answer; one token of each running answer alone; whole texts.
 Kind = Literal["prefill", "decode", "encode"]
@@ -215,10 +215,7 @@ def prompt_borders(arm: ArmConfig) -> frozenset[int]:
     length that is cut. A prompt of n tokens is decoded from context n + 1 on.
     """
     shapes, longest = arm.shapes, arm.engine.max_prompt_tokens
-    ends = {1, arm.longest_step, longest, *prefill_lengths(arm), *_small_sizes(shapes)}
-    return frozenset(end + past for end in ends for past in (0, 1) if 1 <= end + past <= longest)
-
-
-def _small_sizes(shapes: ShapeConfig) -> set[int]:
     # sizes 0 and 1 are their own to a compiler: 2 is the first that is like the others
-    return {shapes.min_size - 1, shapes.min_size, 2} if shapes.kind == "exact" else set()
+    small = {shapes.min_size - 1, shapes.min_size, 2} if shapes.kind == "exact" else set()
+    ends = {1, arm.longest_step, longest, *prefill_lengths(arm), *small}
+    return frozenset(end + past for end in ends for past in (0, 1) if 1 <= end + past <= longest)

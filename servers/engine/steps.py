@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tailgate.servers.engine.kv_cache import Parts, SlotCache, Window
+from tailgate.servers.engine.kv_cache import SlotCache, Window
 
 _PARTS = 64
 
@@ -21,50 +21,28 @@ class _ModelStep(nn.Module):
         super().__init__()
         self.model = model
         self.cache = cache
-        config: Any = model.config
-        self.layer_types = frozenset(getattr(config, "layer_types", None) or ())
-        self.sliding_window = getattr(config, "sliding_window", None) or 0
-        weight = next(model.parameters())
-        self.shown, self.hidden = weight.new_zeros(()), weight.new_full((), torch.finfo(weight.dtype).min)
-        # given where no attention reads a mask: without any, the model would make one of its own
-        self.no_mask = weight.new_zeros((1, 1, 1, 1))
+        # no attention reads a mask; without any, the model would make one of its own
+        self.no_mask = next(model.parameters()).new_zeros((1, 1, 1, 1))
 
-    def call(self, input_ids: torch.Tensor, positions: torch.Tensor, index: torch.Tensor, mask: Any) -> Outputs:
-        """Run the model on input_ids [B, T]; the cache holds the new tokens afterwards. index: `Window.index`."""
+    def call(self, input_ids: torch.Tensor, positions: torch.Tensor) -> Outputs:
+        """Run the model on input_ids [B, T]; the cache holds the new tokens afterwards."""
         window = self.cache.window
-        window.positions, window.index = positions, index
+        window.positions = positions
         output = self.model(
             input_ids=input_ids,
             position_ids=positions,
-            attention_mask=mask,
+            attention_mask=self.no_mask,
             past_key_values=self.cache,
             use_cache=True,
             window=window,
         )
         last = window.last
-        window.index = window.positions = window.last = window.parts = None
+        window.index = window.positions = window.last = window.tiles = window.decoding = None
         logits: torch.Tensor = output.logits
         if last is not None:  # the output matrix was not called as `gather_last` expects
             logits = logits[:, last]
         newest = logits.flatten(0, 1)
         return newest, largest(newest)
-
-    def mask(self, positions: torch.Tensor, width: int) -> torch.Tensor | dict[str, torch.Tensor]:
-        """Return [B, 1, 1, width], the term to add to the scores of each cache position; one for each layer type if
-        layers differ. With a dynamic width, cut from rows of one length, it leaves the compiler no question about its
-        layout."""
-        distance = positions[:, None, :, None] - torch.arange(self.cache.max_length, device=positions.device)
-        causal = distance >= 0
-        if not self.sliding_window:
-            return self._shown(causal, width)
-        sliding = self._shown(causal & (distance < self.sliding_window), width)
-        if not self.layer_types:
-            return sliding
-        full = self._shown(causal, width)
-        return {kind: sliding if kind == "sliding_attention" else full for kind in sorted(self.layer_types)}
-
-    def _shown(self, seen: torch.Tensor, width: int) -> torch.Tensor:
-        return torch.where(seen, self.shown, self.hidden)[..., :width]
 
 
 def largest(logits: torch.Tensor) -> torch.Tensor:
@@ -104,7 +82,7 @@ class PrefillStep(_ModelStep):
     """Tokens of prompts and of running answers, one after another; answers for each cache row, as far as one ends here.
 
     input_ids, positions: [1, N]. rows: [N], the cache row of each token. last: [R], the index of the token that each
-    cache row answers for. tiles, decoding: `Parts`.
+    cache row answers for. tiles, decoding: `Window`.
     """
 
     def forward(
@@ -117,21 +95,16 @@ class PrefillStep(_ModelStep):
         decoding: torch.Tensor,
     ) -> Outputs:
         window = self.cache.window
-        window.last, window.parts, window.in_kernel = last, Parts(tiles, decoding), False
-        index = rows * (self.cache.max_length + 1) + positions[0]
-        return self.call(input_ids, positions, index, self.no_mask)
+        window.last, window.tiles, window.decoding = last, tiles, decoding
+        window.index = rows * (window.padding + 1) + positions[0]
+        return self.call(input_ids, positions)
 
 
 class DecodeStep(_ModelStep):
-    """One token on the first B rows; answers for each. input_ids, positions: [B, 1]. rows: [B] = 0 … B-1. context:
-    [L]."""
+    """One token on the first B rows; answers for each. input_ids, positions: [B, 1]. context: [L]."""
 
-    def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, context: torch.Tensor
-    ) -> Outputs:
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, context: torch.Tensor) -> Outputs:
         window = self.cache.window
-        window.last = window.parts = window.memory = None  # a prefill step that failed midway leaves its own
-        window.context, window.in_kernel = context.shape[0], input_ids.is_cuda
-        index = (rows[:, None] * (self.cache.max_length + 1) + positions).flatten()
-        mask = self.no_mask if window.in_kernel else self.mask(positions, context.shape[0])
-        return self.call(input_ids, positions, index, mask)
+        window.index = window.last = window.tiles = None  # a prefill step that failed midway leaves its own
+        window.context = context.shape[0]
+        return self.call(input_ids, positions)

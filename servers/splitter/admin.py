@@ -36,7 +36,7 @@ class Admin:
     def reading(self, path: str, what: str) -> Iterator[Any]:
         """Yield the JSON document at `path`. Raises SplitterError where it is not `what` of a split, as the block finds
         it."""
-        text = self._answer("GET", path)
+        text = self.answer("GET", path)
         try:
             yield json.loads(text)
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
@@ -50,10 +50,6 @@ class Admin:
         with self.reading(f"/stats?{query}", "statistics of a split") as document:
             counted = {item["name"]: int(item["value"]) for item in document["stats"]}
             return {name: counted[name] for name in names}
-
-    def post(self, path: str) -> str:
-        """Return the answer to a change. Raises SplitterError."""
-        return self._answer("POST", path)
 
     def fetch(self, method: str, path: str, *, timeout_s: float = 2.0) -> tuple[int, str]:
         """Return (HTTP status, body). Raises OSError or HTTPException when there is no answer.
@@ -72,7 +68,8 @@ class Admin:
         finally:
             connection.close()
 
-    def _answer(self, method: str, path: str) -> str:
+    def answer(self, method: str, path: str) -> str:
+        """Return the answer to a question or a change. Raises SplitterError."""
         try:
             status, body = self.fetch(method, path)
         except (OSError, http.client.HTTPException) as error:
@@ -201,7 +198,7 @@ def reweight(admin: Admin, weights: Mapping[str, int], shadows: Mapping[str, flo
     for name, percent in new.shadows.items():
         # Without spaces, which Envoy would read as "+".
         changes[f"{SHADOW_KEYS}.{name}"] = json.dumps(fraction(percent), separators=(",", ":"))
-    admin.post(f"/runtime_modify?{urllib.parse.urlencode(changes)}")
+    admin.answer("POST", f"/runtime_modify?{urllib.parse.urlencode(changes)}")
     return Shares(weights=new.weights, shadows={arm: percent for arm, percent in new.shadows.items() if percent})
 
 

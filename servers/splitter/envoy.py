@@ -23,6 +23,7 @@ from tailgate.servers.splitter.bootstrap import LISTENER, bootstrap
 from tailgate.servers.splitter.envoy_config import SplitterConfig
 from tailgate.servers.splitter.request_log import FLUSH_MS
 
+START_S = 30.0  # that Envoy has to bind its port, and then to serve
 _GRACE_S = 5.0  # between SIGTERM and SIGKILL
 
 
@@ -42,32 +43,12 @@ def envoy_path() -> Path:
 
 
 class Envoy:
-    """A running Envoy, whose `port` and `admin` are real. `private` closes the folder of its admin socket."""
+    """A running Envoy, whose `port` and `admin` are real: its port is bound, and it serves from `wait_ready` on."""
 
-    def __init__(
-        self,
-        config: SplitterConfig,
-        process: Child,
-        *,
-        log_path: Path,
-        port: int,
-        admin: str,
-        private: contextlib.ExitStack,
-    ) -> None:
-        self.config = config
-        self.log_path = log_path
-        self.port = port
-        self.admin = Admin(admin)
-        self._process = process
-        self._private = private
-
-    @classmethod
-    def start(cls, config: SplitterConfig, *, log_path: Path, work_dir: Path, timeout_s: float = 30.0) -> Self:
-        """Start Envoy and return when its port is bound; it serves from `wait_ready` on.
-
-        Writes `envoy.json` to `work_dir` and Envoy's log to `log_path`. Raises ConfigError when the platform has no
-        Envoy, SplitterError when Envoy ends or is silent for `timeout_s`.
-        """
+    def __init__(self, config: SplitterConfig, *, log_path: Path, work_dir: Path) -> None:
+        """Start it, write `envoy.json` to `work_dir` and Envoy's log to `log_path`. Raises ConfigError when the
+        platform has no Envoy, SplitterError when Envoy ends or is silent for `START_S`."""
+        self.config, self.log_path = config, log_path
         binary = envoy_path()
         work_dir.mkdir(parents=True, exist_ok=True)
         config_path, address_path = work_dir / "envoy.json", work_dir / "envoy-admin.txt"
@@ -77,29 +58,28 @@ class Envoy:
             *("--concurrency", str(config.workers), "--log-level", "warning"),
             *("--disable-hot-restart", "--file-flush-interval-msec", str(FLUSH_MS)),
         ]
-        private, process = contextlib.ExitStack(), None
-        try:
+        with contextlib.ExitStack() as private:
             folder = private.enter_context(temporary_folder("tailgate-envoy-", for_sockets=True))
-            socket = "" if config.admin_port else str(folder / "admin")
-            document = bootstrap(config, admin_socket=socket)
+            document = bootstrap(config, admin_socket="" if config.admin_port else str(folder / "admin"))
             config_path.write_text(json.dumps(document, indent=2) + "\n")
-            process = Child("envoy", arguments, log_path=log_path)
-            deadline = time.monotonic() + timeout_s
-            while True:
-                if (code := process.poll()) is not None:
-                    raise SplitterError(f"Envoy {process.ending(code, 1)}: see {log_path}")
-                with contextlib.suppress(OSError, http.client.HTTPException, ValueError, KeyError, IndexError):
-                    admin = address_path.read_text().strip()  # written once it is bound: another's port is not taken
-                    port = _listening_port(Admin(admin))
-                    return cls(config, process, log_path=log_path, port=port, admin=admin, private=private)
-                if time.monotonic() > deadline:
-                    raise SplitterError(f"Envoy bound no port within {timeout_s:g} s: see {log_path}")
-                time.sleep(0.01)
-        except BaseException:
-            if process is not None:
-                process.stop(_GRACE_S)
-            private.close()
-            raise
+            self._process = Child("envoy", arguments, log_path=log_path)
+            private.callback(self._process.stop, _GRACE_S)
+            self.admin, self.port = self._bound(address_path)
+            self._private = private.pop_all()  # closed at its end: the process, then the folder of its admin socket
+
+    def _bound(self, address_path: Path) -> tuple[Admin, int]:
+        """Wait until the port is bound, and return it behind the admin interface."""
+        deadline = time.monotonic() + START_S
+        while True:
+            if (code := self.poll()) is not None:
+                raise SplitterError(f"Envoy {self._process.ending(code, 1)}: see {self.log_path}")
+            with contextlib.suppress(OSError, http.client.HTTPException, ValueError, KeyError, IndexError):
+                # written once it is bound: another's port is not taken
+                admin = Admin(address_path.read_text().strip())
+                return admin, _listening_port(admin)
+            if time.monotonic() > deadline:
+                raise SplitterError(f"Envoy bound no port within {START_S:g} s: see {self.log_path}")
+            time.sleep(0.01)
 
     @property
     def target(self) -> str:
@@ -151,12 +131,11 @@ class Envoy:
         """Stop Envoy: it accepts no new connection, and streams in flight get up to `grace_s` to end."""
         if self.poll() is None:
             with contextlib.suppress(SplitterError):
-                self.admin.post("/drain_listeners")
+                self.admin.answer("POST", "/drain_listeners")
                 deadline = time.monotonic() + grace_s
                 active = f"http.{LISTENER}.downstream_rq_active"
                 while self.admin.stats(active)[active] and time.monotonic() < deadline and self.poll() is None:
                     time.sleep(0.02)
-        self._process.stop(_GRACE_S)
         self._private.close()
 
     def __enter__(self) -> Self:

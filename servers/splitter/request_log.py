@@ -109,11 +109,11 @@ def parse_line(line: str) -> LoggedRequest | None:
             address=str(row.get("host") or ""),
             path=str(row.get("path") or ""),
             start_ns=start_ns,
-            first_ns=_whole(row.get("first_ns")),
+            first_ns=whole_number(str(row.get("first_ns"))),
             end_ns=end_ns,
             status=status,
             error=error,
-            figures={name: value for name in FIGURES if (value := _whole(figures.get(name))) is not None},
+            figures={name: value for name in FIGURES if (value := whole_number(str(figures.get(name)))) is not None},
         )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
@@ -122,7 +122,7 @@ def parse_line(line: str) -> LoggedRequest | None:
 def _status(row: Mapping[str, Any]) -> tuple[str, str]:
     flags = [flag for flag in str(row.get("flags") or "-").split(",") if flag != "-"]
     message = row.get("message") or row.get("message_of_headers")
-    code = _whole(row.get("status"))
+    code = whole_number(str(row.get("status")))
     if "DC" in flags or "DR" in flags:
         return "CANCELLED", "the client went away"
     cut = next((_ENVOY_STATUS[flag] for flag in flags if flag in _ENVOY_STATUS), None)
@@ -132,7 +132,3 @@ def _status(row: Mapping[str, Any]) -> tuple[str, str]:
         return "UNKNOWN", str(message or f"no gRPC status: {row.get('details')}")
     status = STATUS_NAMES[code] if 0 <= code < len(STATUS_NAMES) else "UNKNOWN"
     return status, "" if status == "OK" else str(message or "")
-
-
-def _whole(value: Any) -> int | None:
-    return None if value is None else whole_number(str(value))

@@ -60,7 +60,7 @@ STARTS = (
     "commands.inspect.become",
     "commands.serve.become",
     "commands.precompile.become",
-    "commands.split.Envoy.start",
+    "commands.split.Envoy",
     "commands.split.reweight",
     "commands.worker._wait_for",
     "commands.locust.os.execv",

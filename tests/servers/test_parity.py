@@ -97,27 +97,21 @@ def loaded(arm: ArmConfig) -> ModelRunner:
 
 
 @functools.cache
-def control(dtype: str) -> tuple[Answers, parity.Plan, np.ndarray[Any, Any]]:
+def control(dtype: str, prompts: int) -> tuple[Answers, parity.Plan, np.ndarray[Any, Any]]:
     arm = arm_for("eager", dtype)
-    said, plan = answers(arm, None)
+    said, plan = answers(arm, None, prompts=prompts)
     reference = np.zeros(said.logits.shape)
     parity.reference_logits(load_reference(arm.model), plan, reference)
     return said, plan, reference
 
 
-def judged(
-    said: Answers, mine: Answers, plan: parity.Plan, reference: Any, *, dtype: str = "float32", **quantised: str
-) -> Parity:
-    lengths, prompts = zip(*((len(request.places), len(request.prompt)) for request in plan.requests), strict=True)
-    place = Places(lengths=lengths, prompts=prompts)
-    task = Task(control=said, reference=reference, place=place, dtype=dtype, seed=1, max_kl=0.05, source="")
-    return judge(task, [replace(mine, quantised=quantised.get(mine.name, ""))])
-
-
-def parity_of(arm: ArmConfig, fault: Fault | None = None) -> Parity:
-    said, plan, reference = control(arm.model.dtype)
+def parity_of(arm: ArmConfig, fault: Fault | None = None, *, prompts: int = 10, **quantised: str) -> Parity:
+    said, plan, reference = control(arm.model.dtype, prompts)
     mine, _ = answers(arm, plan, fault)
-    return judged(said, mine, plan, reference, dtype=arm.model.dtype)
+    lengths, prompt_lengths = zip(*((len(item.places), len(item.prompt)) for item in plan.requests), strict=True)
+    place = Places(lengths=lengths, prompts=prompt_lengths)
+    task = Task(control=said, reference=reference, place=place, dtype=arm.model.dtype, seed=1, max_kl=0.05, source="")
+    return judge(task, [replace(mine, quantised=quantised.get(mine.name, ""))])
 
 
 def verdicts(outcome: Parity) -> dict[str, str]:
@@ -150,20 +144,17 @@ def forget_the_moves(runner: ModelRunner) -> None:
 
 
 def show_one_position_too_many(runner: ModelRunner) -> None:
-    make, decode = runner._inputs, runner._steps["decode"]
-    mask = decode.mask  # type: ignore[attr-defined]
+    make = runner._inputs
 
     def inputs(step: Any, shape: Any) -> Any:
         varying, fixed = make(step, shape)
         if step.kind == "prefill":
             varying[4][:, 2] += 1  # where the pieces of prompts begin
+        else:
+            varying[1] += varying[1] < runner.cache.window.padding  # where the new tokens stand
         return varying, fixed
 
-    def show(positions: torch.Tensor, width: int) -> torch.Tensor:
-        return torch.maximum(mask(positions, width), mask(positions, width).roll(1, -1))
-
     runner._inputs = inputs  # type: ignore[method-assign]
-    decode.mask = show  # type: ignore[attr-defined]
 
 
 def change_outputs(change: Callable[[Any, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]) -> Fault:
@@ -220,25 +211,9 @@ def test_a_planted_fault_fails(fault: Fault, dtype: str, finding: str) -> None:
     assert finding != "flips" or verdicts(outcome)["error"] == "PASS"
 
 
-@functools.cache
-def yardstick() -> tuple[Answers, parity.Plan, np.ndarray[Any, Any]]:
-    """The control's answers to as many prompts as set an interval, and the reference."""
-    arm = arm_for("eager", "float32")
-    said, plan = answers(arm, None, prompts=40)
-    reference = np.zeros(said.logits.shape)
-    parity.reference_logits(load_reference(quantised("eager").model), plan, reference)
-    return said, plan, reference
-
-
 def quantised(preset: str) -> ArmConfig:
     arm = arm_for(preset, "float32")
     return arm.replace(name="int8", model=arm.model.replace(quantisation="int8-weight-only"))
-
-
-def accuracy_of(arm: ArmConfig, fault: Fault | None = None) -> Parity:
-    said, plan, reference = yardstick()
-    mine, _ = answers(arm, plan, fault)
-    return judged(said, mine, plan, reference, int8="int8-weight-only")
 
 
 def test_facts_name_the_dtype_and_the_weights_before_they_are_quantised() -> None:
@@ -277,6 +252,16 @@ def test_the_longest_context_is_asked() -> None:
     said, _ = answers(arm, plan=plan)
     assert len(said.logits) == len(plan.rows)
     assert np.ptp(said.logits[-1]) > 0, "it was computed"
+
+
+def test_every_bucket_of_an_arm_is_met() -> None:
+    arm = arm_for("eager", "float32", max_prompt_tokens=300).replace(shapes=ShapeConfig(kind="buckets"))
+    runner, met = loaded(arm), set[object]()
+    run = runner.run
+    runner.run = lambda step, shape: met.add(shape) or run(step, shape)  # type: ignore[func-returns-value, method-assign]
+    plan = plan_for(arm)
+    parity.forced_logits(runner, plan, np.zeros((len(plan.rows), runner.vocab_size), dtype=np.float32))
+    assert met == set(runner.shapes.planned())
 
 
 def measured(arm: ArmConfig, folder: Path, **task: Any) -> parity.Plan:

@@ -136,23 +136,3 @@ def test_a_temporary_folder_is_private_and_can_be_removed(tmp_path: Path, monkey
     monkeypatch.setattr(tempfile, "tempdir", str(long))
     with temporary_folder("of-this-test-", for_sockets=True) as folder:
         assert len(str(folder / "admin")) <= 107
-
-
-MAKER = """
-import time
-from tailgate.servers.processes import temporary_folder
-with temporary_folder("of-this-test-") as folder:
-    print(folder, flush=True)
-    time.sleep(600)
-"""
-
-
-@pytest.mark.process
-def test_a_temporary_folder_goes_after_kill_9_of_its_process() -> None:
-    maker = subprocess.Popen([sys.executable, "-c", MAKER], stdout=subprocess.PIPE, text=True)
-    assert maker.stdout is not None
-    path = Path(maker.stdout.readline().strip())
-    assert path.is_dir()
-    maker.kill()
-    maker.communicate()
-    wait_for(lambda: not path.exists())

@@ -232,7 +232,7 @@ def client(
                 health_interval_s=0.1,
                 tls=ServerTls(certificate=pem.certificate, key=pem.key) if "tls" in name else None,
             )
-            envoy = stack.enter_context(Envoy.start(config, log_path=folder / "envoy.log", work_dir=folder))
+            envoy = stack.enter_context(Envoy(config, log_path=folder / "envoy.log", work_dir=folder))
             envoy.wait_ready(PATIENCE_S)
             target = envoy.target
         elif secure_arm:

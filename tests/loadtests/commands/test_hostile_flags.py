@@ -17,7 +17,6 @@ from tailgate.loadtests.commands.main import main
 from tailgate.loadtests.trials.run import Orchestrator, RunOutcome
 from tailgate.servers.complaint import LONGEST
 from tailgate.servers.splitter.admin import SplitterError
-from tailgate.servers.splitter.envoy import Envoy
 from tests.fakes.command_line import GROUP
 from tests.fakes.runs import FakeRun, write_run
 
@@ -125,7 +124,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         raise SplitterError("not started")
 
     monkeypatch.setattr(Orchestrator, "run", outcome)
-    monkeypatch.setattr(Envoy, "start", refused)
+    monkeypatch.setattr("tailgate.loadtests.commands.split.Envoy", refused)
     monkeypatch.setattr(os, "execve", stopped)
     monkeypatch.setattr("os.execv", stopped)
     monkeypatch.setattr("tailgate.loadtests.commands.worker._wait_for", stopped)

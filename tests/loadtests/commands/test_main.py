@@ -252,6 +252,17 @@ def test_a_large_configuration_reaches_the_program_that_serves_it(monkeypatch: p
     assert len(given[0]["shapes"]["length_ladder"]) == 10_000
 
 
+def test_a_split_whose_envoy_never_serves_ends(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tailgate.loadtests.commands.split.START_S", 0.1)
+    monkeypatch.setattr("tailgate.servers.splitter.envoy.Envoy.serves", lambda envoy: False)
+    assert main(["split", "--arm", "eager=127.0.0.1:1", "--port", "0", "--json"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("tailgate: Envoy serves nothing after 0.1 s (")
+
+
 @pytest.mark.process
 def test_after_kill_9_neither_envoy_nor_a_temporary_file_is_left(tmp_path: Path) -> None:
     temporary = tmp_path / "tmp"

@@ -167,7 +167,7 @@ def test_requests_pass_the_real_splitter_and_learn_their_arm_even_when_they_fail
         arms = tuple(
             ArmTarget(name=name, backends=(fake.target,)) for name, fake in zip(ARMS, (eager, compiled), strict=True)
         )
-        with Envoy.start(SplitterConfig(arms=arms), log_path=tmp_path / "envoy.log", work_dir=tmp_path) as envoy:
+        with Envoy(SplitterConfig(arms=arms), log_path=tmp_path / "envoy.log", work_dir=tmp_path) as envoy:
             envoy.wait_ready(30)
             pinned, free, lost = (
                 Run(schedule(list(range(0, until_ms, 10)), arm=arm), targets={"*": envoy.target})

@@ -108,7 +108,7 @@ def test_the_repeated_block_is_the_longest_list_of_modules() -> None:
 def test_tokens_that_a_block_writes_as_plain_python_count_and_those_of_others_do_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    window = SimpleNamespace(canary=EagerCanary(), positions=torch.zeros(1))
+    window = SimpleNamespace(canary=EagerCanary())
 
     class Writing(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -119,7 +119,7 @@ def test_tokens_that_a_block_writes_as_plain_python_count_and_those_of_others_do
     monkeypatch.setattr(regions, "compile_step", lambda function, policy: lambda module, x: module.forward(x))
     for inside, compiled in ((nn.Linear(2, 2), True), (Writing(2, 2), False)):
         whole = nn.Sequential(inside, Writing(2, 2))
-        cache = SimpleNamespace(window=window, views=list)
+        cache = SimpleNamespace(window=window, layers=())
         run = regions.CompiledBlocks([inside], CompileConfig(enabled=True), cache=cache)
         whole(torch.zeros(1, 2))
         assert run.ran_compiled() is compiled

@@ -295,14 +295,6 @@ def test_an_end_of_sequence_token_stops_a_request_unless_it_is_ignored_and_later
     assert endings == {"stops": "stop", "continues": "length"}
 
 
-def test_a_step_planned_for_an_answer_that_has_just_ended_leaves_it_out() -> None:
-    scripted = Scripted(overlaps=True, eos=10)
-    scripted.runner.ready = False
-    scripted.submit("stops", max_tokens=9, ignore_eos=False)
-    scripted.submit("continues", max_tokens=2)
-    assert [output.tokens for output in scripted.run()] == [[("stops", 10), ("continues", 10)], [("continues", 11)]]
-
-
 @pytest.mark.parametrize(
     ("ready", "log"),
     [

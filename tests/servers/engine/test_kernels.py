@@ -4,30 +4,35 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers.integrations.sdpa_attention import repeat_kv
 
-from tailgate.servers.engine.attention import grouped_attention, prefill_attention
+from tailgate.servers.engine.attention import decode, prefill_attention
 from tailgate.servers.engine.kv_cache import SlotCache
 
 
-class Module(torch.nn.Module):
-    num_key_value_groups = 4
-    is_causal = True
+def assert_attends(output: torch.Tensor, query: torch.Tensor, held: tuple[torch.Tensor, torch.Tensor]) -> None:
+    """Assert that `output` [heads, head_dim] of `query` is that over keys and values [L, kv_heads, head_dim]."""
+    k, v = (memory.transpose(0, 1).repeat_interleave(2, 0) for memory in held)
+    expected = torch.nn.functional.scaled_dot_product_attention(query[:, None], k, v, scale=0.25)
+    torch.testing.assert_close(output, expected[:, 0])
 
 
-@pytest.mark.parametrize(("length", "mask_heads"), [(1, 1), (5, 1), (1, 8)])
-def test_packed_heads_give_what_repeated_keys_give(length: int, mask_heads: int) -> None:
-    generator = torch.Generator().manual_seed(length)
-    query = torch.randn(3, 8, length, 16, generator=generator)
-    key, value = (torch.randn(3, 2, 11, 16, generator=generator) for _ in range(2))
-    mask = torch.rand(3, mask_heads, length, 11, generator=generator) > 0.3
-    mask[..., 0] = True
-    for scale in (0.3, None):
-        expected = torch.nn.functional.scaled_dot_product_attention(
-            query, repeat_kv(key, 4), repeat_kv(value, 4), attn_mask=mask, scale=scale
-        ).transpose(1, 2)
-        output, _ = grouped_attention(Module(), query, key, value, mask, scaling=scale)
-        torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-6)
+@pytest.mark.parametrize("reach", [5, 100])
+def test_a_decode_step_stores_its_tokens_and_sees_its_own_rows_up_to_them(reach: int) -> None:
+    generator = torch.Generator().manual_seed(reach)
+    padding, positions = 20, [7, 20, 0, 19]  # the second row is padding
+    query, key, value = (torch.randn(4, heads, 1, 16, generator=generator) for heads in (4, 2, 2))
+    memory = [torch.randn(5 * (padding + 1), 2, 16, generator=generator) for _ in range(2)]
+    keys, values = expected = [tensor.clone() for tensor in memory]
+    stand = torch.tensor(positions)
+    output = decode(query, key, value, *memory, stand[:, None], padding, reach, padding, 0.25)
+    for row, position in enumerate(positions):
+        at = row * (padding + 1) + position
+        keys[at], values[at] = key[row, :, 0], value[row, :, 0]
+        if position < padding:
+            seen = slice(at - min(position, reach - 1), at + 1)
+            assert_attends(output[row, 0], query[row, :, 0], (keys[seen], values[seen]))
+    assert output.isfinite().all()
+    assert all(map(torch.equal, memory, expected))
 
 
 @pytest.mark.parametrize("reach", [5, 100])
@@ -41,18 +46,15 @@ def test_the_parts_of_a_step_see_their_own_rows_up_to_themselves(reach: int) -> 
     output = prefill_attention(query, keys, values, tiles, torch.tensor([-1, 7, -1]), padding, reach, 0.25)
     for token, row, position in ((1, 1, 7), (2, 2, 0), (3, 2, 1), (4, 2, 2), (5, 0, 12), (6, 0, 13), (7, 0, 14)):
         seen = slice(row * (padding + 1) + max(0, position - reach + 1), row * (padding + 1) + position + 1)
-        k, v = (memory[seen].transpose(0, 1).repeat_interleave(2, 0) for memory in (keys, values))
-        expected = torch.nn.functional.scaled_dot_product_attention(query[0, :, token : token + 1], k, v, scale=0.25)
-        torch.testing.assert_close(output[0, token], expected[:, 0])
+        assert_attends(output[0, token], query[0, :, token], (keys[seen], values[seen]))
 
 
 def test_a_moved_row_is_copied_in_every_layer() -> None:
     cache = SlotCache(layers=2, slots=3, max_length=6)
-    window = cache.window
-    window.index, window.context = torch.tensor([2 * 7 + 1]), 4
+    cache.window.index = torch.tensor([2 * 7 + 1])
     states = torch.full((1, 2, 1, 5), 3.0)
-    for view in cache.views():
-        view.update(states, -states, 0)
+    for layer in cache.layers:
+        layer.update(states, -states, 0)
     cache.move_row(2, 0, positions=2)
     for held in cache.layers:
         assert torch.equal(held.keys, -held.values)

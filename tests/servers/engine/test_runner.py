@@ -90,8 +90,9 @@ def serve(runner: ModelRunner, jobs: list[Job]) -> int:
 
 
 def assert_greedy_like_generate(runner: ModelRunner, jobs: list[Job]) -> None:
+    plain: Any = load_model(runner.arm.model, plain=True)
     for job in jobs:
-        expected = runner.model.generate(
+        expected = plain.generate(
             torch.tensor([job.prompt], device=runner.device),
             max_new_tokens=job.max_tokens,
             min_new_tokens=job.max_tokens,
@@ -194,7 +195,8 @@ def assert_answers_for_one_position_a_row(
     logits, greedy = runner.run(step, runner.shape_of(step))
     assert computed == ({1, ENGINE.slots} if head == "found" else set())
     assert recorder.drain() == []
-    expected = torch.stack([runner.model(torch.tensor([job.prompt])).logits[0, -1] for job in jobs])
+    plain: Any = load_model(runner.arm.model, plain=True)
+    expected = torch.stack([plain(torch.tensor([job.prompt])).logits[0, -1] for job in jobs])
     torch.testing.assert_close(logits[: len(jobs)], expected)
     assert greedy[: len(jobs)].tolist() == expected.argmax(-1).tolist()
 

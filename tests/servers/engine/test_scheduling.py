@@ -11,8 +11,8 @@ from tailgate.servers.engine.scheduler import Batcher, Job, Scheduler
 MS = 1_000_000
 
 
-def job(name: str, *, prompt: int = 3, max_tokens: int = 4, deadline_ns: int = 0) -> Job:
-    return Job(request_id=name, prompt=[1] * prompt, max_tokens=max_tokens, recv_ns=0, deadline_ns=deadline_ns)
+def job(name: str, *, prompt: int = 3, max_tokens: int = 4) -> Job:
+    return Job(request_id=name, prompt=[1] * prompt, max_tokens=max_tokens, recv_ns=0)
 
 
 def scheduler_with(*jobs: Job, **limits: int) -> Scheduler:
@@ -52,14 +52,6 @@ def test_a_step_holds_its_limit_of_tokens_and_of_prompts() -> None:
     while (step := crowded.next_step()) is not None:
         assert step.decoding_rows + sum(stop - start for start, stop in step.chunks) <= 5
         assert {item.row for item in step.decoding} <= set(range(step.decoding_rows))
-
-
-def test_deadlines_cover_queued_and_active_requests() -> None:
-    jobs = (job("active", deadline_ns=50), job("queued", deadline_ns=40), job("without"))
-    scheduler = scheduler_with(*jobs, slots=1)
-    scheduler.next_step()
-    assert scheduler.expired(39) == []
-    assert [item.request_id for item in scheduler.expired(50)] == ["active", "queued"]
 
 
 def test_chunks_of_a_prompt_come_before_the_next_prompt_and_no_token_beyond_its_length() -> None:

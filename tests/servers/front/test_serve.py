@@ -282,14 +282,17 @@ GENERATOR = ArmConfig(name="eager", engine=ENGINE)
 EMBEDDER = ArmConfig(name="eager", model=ENCODER, engine=ENCODER_ENGINE)
 
 
-def test_a_text_is_read_by_the_tokenizer() -> None:
+def test_a_text_is_read_by_the_tokenizer_and_the_longest_names_and_the_deadline_reach_the_engine() -> None:
     sent: list[Submit] = []
     with served(GENERATOR, lambda front, message: [sent.append(message), spell(front, message)]) as replica:
         chunks = list(replica.inference.Generate(inference_pb2.GenerateRequest(text="hello", max_tokens=8)))
-        assert sent[0].prompt == encode_bytes("hello")
-        assert [token for chunk in chunks for token in chunk.token_ids] == encode_bytes("abcdefgh")[1:]
-        assert chunks[-1].finish_reason == inference_pb2.FINISH_REASON_LENGTH
+        longest = ask(request_id="r" * 256, session_id="s" * 256)
+        assert count_tokens(replica.inference.Generate(longest, timeout=60.0)) == 4
         replica.wait_until_idle()
+    assert (sent[0].prompt, sent[0].deadline_ns) == (encode_bytes("hello"), 0)
+    assert [token for chunk in chunks for token in chunk.token_ids] == encode_bytes("abcdefgh")[1:]
+    assert chunks[-1].finish_reason == inference_pb2.FINISH_REASON_LENGTH
+    assert 50e9 < sent[1].deadline_ns - sent[1].recv_ns < 70e9
 
 
 def test_bad_requests_are_refused_with_value_and_limit() -> None:
@@ -322,16 +325,6 @@ def test_bad_requests_are_refused_with_value_and_limit() -> None:
                 assert error.code() is code, words
                 assert [word for word in words if word not in error.details()] == [], error.details()
                 assert dict(error.trailing_metadata())["tailgate-arm"] == "eager"
-
-
-def test_the_longest_names_and_the_deadline_reach_the_engine() -> None:
-    sent: list[Submit] = []
-    longest = ask(request_id="r" * 256, session_id="s" * 256)
-    with served(GENERATOR, lambda front, message: [sent.append(message), spell(front, message)]) as replica:
-        for timeout in (None, 60.0):
-            assert count_tokens(replica.inference.Generate(longest, timeout=timeout)) == 4
-    assert sent[0].deadline_ns == 0
-    assert 50e9 < sent[1].deadline_ns - sent[1].recv_ns < 70e9
 
 
 def test_a_watch_of_nothing_is_refused_and_reflection_lists_the_services() -> None:

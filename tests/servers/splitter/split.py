@@ -176,7 +176,7 @@ class Split:
             arms=tuple(arms),
             **{"health_interval_s": 0.1, **settings},
         )
-        self.envoy = Envoy.start(self.config, log_path=work_dir / "envoy.log", work_dir=work_dir)
+        self.envoy = Envoy(self.config, log_path=work_dir / "envoy.log", work_dir=work_dir)
 
     @property
     def all(self) -> list[Replica]:

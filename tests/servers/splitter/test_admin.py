@@ -88,7 +88,7 @@ def test_a_shadow_gets_its_share_as_copies_and_becomes_an_arm_in_one_step(build:
     added = ("x-envoy-internal", "x-forwarded-for")  # by which Envoy marks what it copies
     assert {name: value for name, value in dark.metadata[0].items() if name not in added} == eager.metadata[0]
     for by_hand, percent in (("40", 40.0), ("400", 100.0)):  # as Envoy reads it
-        admin.post(f"/runtime_modify?tailgate.shadow.dark={by_hand}")
+        admin.answer("POST", f"/runtime_modify?tailgate.shadow.dark={by_hand}")
         assert live_shares(admin).shadows == {"dark": percent}
     dark.fails = False
     shares = reweight(admin, {"dark": 1, "eager": 0}, {"dark": 0, "eager": 100})
