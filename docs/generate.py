@@ -468,7 +468,8 @@ def _metric_rows(families: Iterable[prometheus_client.metrics_core.Metric]) -> l
 
 
 _FILES = {
-    "experiment.toml": "the resolved experiment: every setting, with defaults and presets; you can run it again",
+    "experiment.toml": "the resolved experiment: every setting, with defaults and presets; you can run it again. "
+    "End it with the line `# edited` after a change, or the run is not judged",
     "environment.json": "versions, commit, processor, GPUs, clock, and a machine id of twelve characters; no host name "
     "and no environment variables",
     "trial-NN/trial.json": "start, arms, start-up cost, deaths, blind spots, and whether the trial was completed",

@@ -17,6 +17,7 @@ from tailgate.analysis.records.schemas import REQUESTS
 from tailgate.analysis.records.tables import RecordError, RecordWriter, read_table
 from tailgate.analysis.summary.summary import analyze, write_summary
 from tailgate.loadtests.commands.main import main
+from tests.fakes.processes import refusal
 from tests.fakes.runs import FakeRun, write_run
 
 # Limits that a run of a few minutes can meet.
@@ -144,15 +145,26 @@ def test_data_that_cannot_carry_a_verdict_never_pass(name, long, tmp_path):
     write_summary(summary, tmp_path / "summary.json")
 
 
-@pytest.mark.parametrize(
-    "spoil", [lambda path: path.unlink(), lambda path: path.write_text("")], ids=["missing", "empty"]
-)
-def test_a_run_without_its_experiment_never_passes(spoil, long, tmp_path):
+def test_a_run_without_its_experiment_never_passes(long, tmp_path):
     folder = long.changed(tmp_path / "run", lambda rows: rows)
-    spoil(folder / "experiment.toml")
+    (folder / "experiment.toml").unlink()
     summary = analyze(folder)
     assert summary["overall"] == "INCONCLUSIVE"
     assert any(not check["ok"] and "experiment.toml" in check["reason"] for check in summary["validity"])
+
+
+def test_settings_that_were_cut_at_any_line_or_changed_decide_nothing_until_they_end_with_the_mark(recorded, tmp_path):
+    folder = shutil.copytree(recorded, tmp_path / "run")
+    path = folder / "experiment.toml"
+    lines = path.read_text().splitlines(keepends=True)
+    changed = "".join(lines).replace("max_error_pct = 1.0", "max_error_pct = 9.0")
+    for text in (*("".join(lines[:size]) for size in range(len(lines))), changed, changed + "[slo]\n"):
+        path.write_text(text)
+        assert "experiment.toml cannot be read (" in refusal(RecordError, read_run, folder)
+    path.write_text(changed)
+    assert refusal(RecordError, read_run, folder).endswith(": correct it, and end it with the line # edited")
+    path.write_text(f"{changed}# edited\n")
+    assert read_run(folder).experiment["gates"]["max_error_pct"] == 9.0
 
 
 @pytest.mark.parametrize("damage", ["a flipped bit", "nothing left", "cut off"])

@@ -17,7 +17,6 @@ from tailgate.analysis.records.documents import (
     read_document,
     read_rows,
     read_toml,
-    toml_with_checksum,
     write_document,
 )
 from tailgate.analysis.records.schemas import REQUESTS, REQUIRED
@@ -264,18 +263,6 @@ def test_what_is_no_shallow_table_is_not_readable(tmp_path, text):
 
 def test_numbers_that_are_none_are_unknown():
     assert parse_json('{"a": NaN, "b": [Infinity, -Infinity, 1]}') == {"a": None, "b": [None, None, 1]}
-
-
-def test_a_changed_setting_is_noticed_and_still_read(tmp_path):
-    path = tmp_path / "experiment.toml"
-    path.write_text(toml_with_checksum('name = "a"\n[gates]\nmax_recompiles = 8\n'))
-    assert read_toml(path)[1] == ""
-    path.write_text(path.read_text().replace("8", "9", 1))
-    content, problem = read_toml(path)
-    assert content["gates"] == {"max_recompiles": 9}
-    assert problem.startswith("was changed after it was written")
-    path.write_text(path.read_text().rpartition("# crc32")[0])  # as the message says
-    assert read_toml(path) == (content, "")
 
 
 @pytest.mark.parametrize("text", ["a." * 50_000 + "b = 1", "a = " + "[" * 5000, "a = " + "[" * 40 + "]" * 40])

@@ -12,6 +12,7 @@ import pytest
 
 from tailgate.analysis.checks.traffic import share_faults, weight_stretches
 from tailgate.analysis.judging.judgement import judge
+from tailgate.analysis.records.documents import EDITED
 from tailgate.analysis.records.joining import listed_runs, write_run_list
 from tailgate.analysis.records.run_records import read_run
 from tailgate.analysis.records.tables import RecordError
@@ -96,7 +97,7 @@ def test_the_seed_is_that_of_the_experiment_and_places_draw_by_themselves(tmp_pa
 )
 def test_bad_limits_are_refused_by_name(text, words, tmp_path):
     directory = write_run(tmp_path / "run", SHORT)
-    (directory / "experiment.toml").write_text(text)
+    (directory / "experiment.toml").write_text(text + EDITED)
     with pytest.raises(RecordError, match=words):
         Run.of(read_run(directory))
 
