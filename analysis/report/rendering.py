@@ -54,7 +54,7 @@ def environment() -> Environment:
         keep_trailing_newline=True,
     )
     for show in (
-        *(values.text, values.count, values.milliseconds, values.column_ms, values.seconds, values.span),
+        *(values.text, values.count, values.milliseconds, values.figure, values.seconds, values.span),
         *(values.percent, values.byte_size, values.rate, values.ratio),
         values.interval,
         *(brief.value_of, brief.limit_of, brief.bounds_of, brief.sentence_of, brief.first_sentence),

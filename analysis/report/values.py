@@ -66,13 +66,6 @@ def milliseconds(value: float) -> str:
 
 
 @_of_numbers
-def column_ms(value: float) -> str:
-    """Show a number in a column of ms: as many decimals as its size deserves, zeros kept."""
-    size = abs(value)
-    return f"{value:,.{0 if size >= 100 else 1 if size >= 10 else 2}f}"
-
-
-@_of_numbers
 def span(value: float) -> str:
     """Show seconds in their two largest units: 90 is "90 s", 1260 is "21 min", 5400 is "1 h 30 min"."""
     if value <= 120:
@@ -111,8 +104,6 @@ UNITS: dict[str, Callable[[object], str]] = {
     "s": seconds,
     "pct": percent,
     "count": count,
-    "rps": rate,
-    "bytes": byte_size,
 }
 
 

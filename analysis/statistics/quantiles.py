@@ -39,20 +39,15 @@ def quantiles_of_groups(values: Floats, group: Ints, qs: Sequence[float]) -> Flo
     ordered = values[np.argsort(group.astype(np.int16) if len(sizes) < 1 << 15 else group, kind="stable")]  # by radix
     for first, end in zip((ends - sizes).tolist(), ends.tolist(), strict=True):
         ordered[first:end].sort()  # what is no number comes last
-    return quantiles_of_ordered(ordered, ends - sizes, known, qs)
-
-
-def quantiles_of_ordered(ordered: Floats, first: Ints, size: Ints, qs: Sequence[float]) -> Floats:
-    """Return `quantiles` of each stretch of `size` sorted numbers from `first` on. Shape (stretches, quantiles)."""
     if not ordered.size:
-        return np.full((len(first), len(qs)), math.nan)
-    begin, most = first[:, None], np.maximum(size - 1, 0)[:, None]
+        return np.full((len(sizes), len(qs)), math.nan)
+    begin, most = (ends - sizes)[:, None], np.maximum(known - 1, 0)[:, None]
     place = most * np.asarray(qs)
     below = np.floor(place).astype(np.int64)
     low, high = ordered[begin + below], ordered[begin + np.minimum(below + 1, most)]
     share, width = place - below, high - low
     between = np.where(share < 0.5, low + width * share, high - width * (1.0 - share))  # as NumPy does, to the last bit
-    return np.asarray(np.where(size[:, None] > 0, between, math.nan))
+    return np.asarray(np.where(known[:, None] > 0, between, math.nan))
 
 
 def ordered_interval(

@@ -36,7 +36,9 @@ def write_search(
     folder.mkdir(parents=True, exist_ok=True)
     arms = "".join(f'[[arms]]\nname = "{arm}"\ncontrol = {str(i == 0).lower()}\n' for i, arm in enumerate(knees))
     limits = limits or "[slo]\np90_ttft_ms = 500\np90_e2e_ms = 1000\n"
-    (folder / "experiment.toml").write_text(f'name = "search"\n{arms}[traffic]\ndesign = "mirrored"\n{limits}\n{EDITED}')
+    (folder / "experiment.toml").write_text(
+        f'name = "search"\n{arms}[traffic]\ndesign = "mirrored"\n{limits}\n{EDITED}'
+    )
     for number, levels in enumerate(rates, 1):
         trial = folder / f"trial-{number:02}"
         trial.mkdir()
