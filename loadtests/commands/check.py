@@ -88,14 +88,14 @@ def warnings(experiment: Experiment) -> Iterator[Finding]:
 def needed_requests(limits: GateLimits, slo: Mapping[str, Any]) -> Iterator[tuple[str, int | None]]:
     """Yield each kind of estimate with the fewest requests of an arm that can decide it; None: no number can."""
     from tailgate.analysis.settings.slo_targets import parse_slo
-    from tailgate.analysis.statistics.planning import POWER, TAIL_REQUESTS, requests_for_share
+    from tailgate.analysis.statistics.planning import TAIL_REQUESTS, requests_for_share
 
     names = [f"p{100 * quantile:g} {metric.upper()}" for metric in limits.metrics for quantile in limits.quantiles]
     yield f"latency ({', '.join(names)})", round(TAIL_REQUESTS / (1.0 - limits.quantile))
     shares = [(f"slo {target.key}", target.allowed_share) for target in parse_slo(slo)]
     for name, share in [*shares, ("errors", limits.max_error_pct / 100.0)]:
         if 0.0 < share < 1.0:
-            yield name, requests_for_share(0.0, share, alpha=limits.alpha, power=POWER)
+            yield name, requests_for_share(0.0, share, alpha=limits.alpha)
         else:
             yield name, 1 if share else None
 

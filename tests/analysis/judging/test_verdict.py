@@ -167,14 +167,15 @@ MISSED = failed("slo p99_ttft_ms", "slo")
 )
 def test_a_remedy_follows_from_the_gate(gate: Gate, more: dict[str, Any], words: str) -> None:
     (remedy,) = advise([gate], [], **more).remedies
-    assert (remedy.arm, remedy.gates) == ("compiled", (gate.gate,))
+    assert remedy.arm == "compiled"
     assert words in remedy.text
 
 
 def test_compiles_come_before_the_errors_and_latency_that_they_explain() -> None:
     gates = [SLOWER, failed("errors", "error"), failed("longest stall", "recompile"), failed("recompiles", "recompile")]
-    order = [item.gates for item in advise(gates, []).remedies]
-    assert order == [("longest stall", "recompiles"), ("errors",), ("noninferiority p99_e2e",)]
+    remedies = advise(gates, []).remedies
+    for remedy, words in zip(remedies, ("tailgate inspect", "column `error`", "tailgate frontier"), strict=True):
+        assert words in remedy.text
 
 
 @pytest.mark.parametrize("verdict", ["PASS", "INCONCLUSIVE"])

@@ -252,7 +252,7 @@ def test_vectors_are_judged_by_their_cosine(tmp_path):
 def test_a_closed_loop_and_lengths_over_the_limits_are_reported(tmp_path):
     run = write_run(tmp_path / "run", FakeRun(duration_s=60, trials=2, rate=2))
     over = {"input_over": 7, "output_over": 2}
-    tell(run, concurrency=8, open_loop=False, planned={}, over_limit=over)
+    tell(run, max_concurrency=8, open_loop=False, planned={}, over_limit=over)
     summary = analyze(run)
     assert summary["traffic"] == {"over_limit.input_over": 7.0, "over_limit.output_over": 2.0}
     assert summary["design"]["open_loop"] is False
