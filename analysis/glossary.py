@@ -84,19 +84,15 @@ GLOSSARY: Final[Mapping[str, str]] = {
 # For Python and for JavaScript, without regard to case. Longer terms come first; the second group is a plural.
 _NAMED: Final = sorted(GLOSSARY.keys() - {_QUANTILE}, key=lambda term: (-len(term), term))
 PATTERN: Final = rf"\b(p\d+(?:\.\d+)?|{'|'.join(_NAMED)})(s?)\b"
-
-
-def definitions() -> Mapping[str, str]:
-    """Return the definitions by the lower case of the first group of `PATTERN`; "pn" defines every quantile."""
-    return {term.lower(): definition for term, definition in GLOSSARY.items()}
+# By the lower case of the first group; "pn" defines every quantile.
+DEFINITIONS: Final = {term.lower(): definition for term, definition in GLOSSARY.items()}
 
 
 def with_tooltips(text: str) -> Markup:
     """Return the text as HTML in which each term has its definition as its tooltip."""
-    known = definitions()
 
     def shown(found: re.Match[str]) -> str:
-        definition = known.get(found[1].lower(), GLOSSARY[_QUANTILE])
+        definition = DEFINITIONS.get(found[1].lower(), GLOSSARY[_QUANTILE])
         return Markup('<abbr title="{}">{}</abbr>').format(definition, found[0])
 
     return Markup(re.sub(PATTERN, shown, str(escape(text)), flags=re.IGNORECASE))

@@ -1,7 +1,7 @@
 """What follows from the gates: the verdict on an arm, the outcome in plain words, and what to do next.
 
-An arm passes when every gate passes (intersection-union, Berger 1982). Of an open arm the headline has one reason, the
-worst failed check or the first open gate, and the advice has the length that would decide it.
+Of an open arm the headline has one reason, the worst failed check or the first open gate, and the advice has the length
+that would decide it.
 """
 
 from __future__ import annotations

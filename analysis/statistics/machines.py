@@ -1,8 +1,7 @@
 """How much less trials know that ran on few machines: a ratio that differs by machine does not average out over trials.
 
-What makes a machine fast or slow falls on both arms, and within a trial it cancels. What favours one arm there (the
-host's processor drives one arm, the card the other) does not: trials of one machine share it, and their number says
-nothing of it. So the machine is a random effect on the log ratio.
+What makes a machine fast or slow cancels within a trial. What favours one arm there (the host's processor drives one
+arm, the card the other) does not, so the machine is a random effect on the log ratio.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """How long a run must be to decide what is open, and what a run of a given length can decide.
 
-Standard errors shrink with the square root of time, from what this run shows. The test at the end has few groups of
-blocks (or trials), so Student's t stands where a normal would promise too much. Where a pilot with few groups measures
-the spread, the same holds for it (Stein 1945, two stages).
+Standard errors shrink with the square root of time, from what this run shows. Student's t stands for the few groups of
+blocks (or trials) of the test at the end and of the pilot (Stein 1945, two stages).
 """
 
 from __future__ import annotations
@@ -134,12 +133,6 @@ def comparison_needed(
     # A FAIL is one of several tests (Bonferroni, the first step of Holm's), a PASS is not.
     tests = comparison.tests if comparison.ratio > 1.0 + comparison.margin else 1
     return noise.needed(distance, alpha=comparison.alpha / tests, power=power, least_s=least_s, fewest=fewest)
-
-
-def least_length_s(limits: GateLimits, *, rate: float, block_s: float) -> float:
-    """Return the seconds for enough blocks and, at `rate` requests/s, enough requests beyond the highest quantile."""
-    tail_s = TAIL_REQUESTS / (1.0 - limits.quantile) / rate if rate > 0 else 0.0
-    return max(limits.min_blocks, math.ceil(tail_s / block_s - 1e-9)) * block_s
 
 
 def share_needed_s(

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.json_schema import GenerateJsonSchema
 
-from tailgate.analysis.checks.machine_verdict import MachineVerdict
+from tailgate.analysis.checks.machines import MachineVerdict
 from tailgate.analysis.judging.load_steps import Step
 from tailgate.analysis.judging.verdict import Advice
 from tailgate.analysis.records.plain_values import CONTROL

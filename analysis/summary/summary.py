@@ -36,7 +36,7 @@ from tailgate.analysis.settings.slo_targets import merged
 from tailgate.analysis.statistics.compare import Comparison
 from tailgate.analysis.statistics.quantiles import quantiles_of_groups
 from tailgate.analysis.summary.arms import arm_row
-from tailgate.analysis.summary.model import SCHEMA, Summary
+from tailgate.analysis.summary.model import Summary
 
 EXIT_CODES = {PASS: 0, INCONCLUSIVE: 3, FAIL: 99}
 
@@ -75,12 +75,6 @@ def write_summary(summary: Mapping[str, Any], path: Path) -> None:
     write_json(path, summary, indent=1, ensure_ascii=False, allow_nan=False)
 
 
-def exit_code(summary: Mapping[str, Any]) -> int:
-    """Return 0 for PASS, 99 for FAIL, 3 for INCONCLUSIVE, and 0 for a search that asked for no verdicts."""
-    frontier = summary.get("frontier")
-    return 0 if frontier and not frontier["gated"] else EXIT_CODES[str(summary["overall"])]
-
-
 def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
     frontier = frontier_rows(run, judgement)
     gated = frontier is None or frontier["gated"]
@@ -91,13 +85,12 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         arms = processors.map(lambda arm: arm_row(run, arm, judgement), run.arms)
     spikes, distribution, series = (other.result() for other in others)
     return {
-        "schema": SCHEMA,
         "name": str(run.records.experiment.get("name") or run_id),
         "task": EMBED if run.embeds else "generate",
         "run_id": run_id,
         "created": _moment(min((trial.first_ns for trial in run.trials if trial.first_ns > 0), default=0)),
         "overall": judgement.overall,
-        "exit_code": exit_code({"overall": judgement.overall, "frontier": frontier}),
+        "exit_code": EXIT_CODES[judgement.overall] if gated else 0,
         "headline": (frontier and frontier["headline"]) or judgement.headline,
         "control": run.control,
         "arms": list(arms),

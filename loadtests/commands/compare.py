@@ -89,9 +89,8 @@ def command(
 def _show(summary: Mapping[str, Any], report: Path | None, *, as_json: bool) -> int:
     from tailgate.analysis.compare.comparison import WHAT_DIFFERS
     from tailgate.analysis.report.terminal import verdict_table
-    from tailgate.analysis.summary.summary import exit_code
 
-    code = exit_code(summary)
+    code = int(summary["exit_code"])
     words = [verdict_table(summary, width=stdout.columns())]
     words += [str(row["reason"]) for row in summary["validity"] if row["check"] == WHAT_DIFFERS.name]
     words += [] if report is None else [f"report: {report}"]

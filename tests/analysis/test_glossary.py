@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from html import unescape
 
-from tailgate.analysis.glossary import GLOSSARY, PATTERN, definitions, with_tooltips
+from tailgate.analysis.glossary import DEFINITIONS, GLOSSARY, PATTERN, with_tooltips
 
 
 def test_every_definition_is_one_sentence() -> None:
@@ -18,7 +18,7 @@ def test_every_term_is_found_whole_in_either_case_and_number() -> None:
         for shown in (term, term.upper(), f"{term}s"):
             found = re.fullmatch(PATTERN, shown, re.IGNORECASE)
             assert found is not None, shown
-            assert found[1].lower() in definitions()
+            assert found[1].lower() in DEFINITIONS
 
 
 def test_tooltips_keep_the_text_and_escape_it() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -14,8 +15,8 @@ from tailgate.analysis.statistics.compare import Comparison
 from tailgate.analysis.statistics.planning import (
     LONGEST_S,
     MOST_STARTS,
+    TAIL_REQUESTS,
     comparison_needed,
-    least_length_s,
     power_of_each,
 )
 
@@ -75,8 +76,11 @@ def whole_s(run: Run, path: Path) -> float | None:
 
 
 def shortest_s(run: Run, rate: float) -> float:
-    """Return the shortest run at `rate` requests/s of an arm that passes the checks on length."""
-    return least_length_s(run.limits, rate=rate, block_s=run.block_s) + run.limits.cold_s * len(run.trials)
+    """Return the shortest run at `rate` requests/s of an arm that passes the checks on length: it has enough blocks,
+    and enough requests beyond the highest quantile."""
+    tail_s = TAIL_REQUESTS / (1.0 - run.limits.quantile) / rate if rate > 0 else 0.0
+    blocks = max(run.limits.min_blocks, math.ceil(tail_s / run.block_s - 1e-9))
+    return blocks * run.block_s + run.limits.cold_s * len(run.trials)
 
 
 def with_needed(run: Run, before: Gate, after: Gate, checks: Sequence[Check]) -> Gate:

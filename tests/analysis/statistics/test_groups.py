@@ -78,7 +78,8 @@ def wandering(seed):
 
 
 def of(differences, trial=ONE_TRIAL, restart_spread=0.0):
-    return dependence_of(differences, groups_of(trial), trial, restart_spread=restart_spread)
+    machine = np.zeros_like(trial)
+    return dependence_of(differences, groups_of(trial), trial, restart_spread=restart_spread, machine=machine)
 
 
 def test_a_speed_that_wanders_for_minutes_adds_variance_and_noise_of_blocks_adds_little():

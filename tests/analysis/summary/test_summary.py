@@ -22,7 +22,7 @@ from tailgate.analysis.report.rendering import markdown_report
 from tailgate.analysis.report.terminal import verdict_table
 from tailgate.analysis.run.run import Run
 from tailgate.analysis.summary.model import SCHEMA, Summary, json_schema
-from tailgate.analysis.summary.summary import analyze, exit_code
+from tailgate.analysis.summary.summary import analyze
 from tests.fakes.machines import FakeMachines, Trouble, tell
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
 from tests.fakes.simulated import write_external, write_requests
@@ -68,7 +68,7 @@ def clean(tmp_path_factory):
 )
 def test_the_exit_code_is_that_of_the_verdict(run, overall, code, tmp_path):
     summary = summary_of(tmp_path, run)
-    assert (summary["overall"], summary["exit_code"], exit_code(summary)) == (overall, code, code)
+    assert (summary["overall"], summary["exit_code"]) == (overall, code)
 
 
 def test_parquet_alone_is_judged_and_recompiles_are_unknown_without_events(tmp_path):
