@@ -58,10 +58,8 @@ def error_over_trials(ratios: Floats, machine: Ints) -> tuple[Part, float]:
 
 
 def lasting_reach(ratios: Floats, alpha: float) -> float:
-    """Return how far Student's t reaches from the mean over three groups of neighbouring trials, one-sided at `alpha`.
-
-    Trials that shared a state of their machine for a while (a busy neighbour, a clock) count as one.
-    """
+    """Return how far Student's t reaches from the mean over three groups of neighbouring trials, one-sided at `alpha`:
+    trials may share a state of their machine for a while (a busy neighbour, a clock)."""
     means = np.array([part.mean() for part in np.array_split(ratios, _LASTING_GROUPS)])
     error = float(means.std(ddof=1)) / math.sqrt(_LASTING_GROUPS)
     return float(t_quantile(1.0 - alpha, _LASTING_GROUPS - 1)) * error

@@ -13,18 +13,12 @@ from tailgate.analysis.statistics.distributions import binomial_quantile
 
 
 def quantile(values: npt.ArrayLike, q: float) -> float:
-    """Return the `q` quantile of the values that are numbers, by definition 7 of Hyndman and Fan [16]; NaN of none.
-
-    One value is every quantile of itself; among ties the tied value is returned.
-    """
+    """Return the `q` quantile of the values that are numbers, by definition 7 of Hyndman and Fan [16]; NaN of none."""
     return quantiles(values, (q,))[0]
 
 
 def quantiles(values: npt.ArrayLike, qs: Sequence[float], *, in_place: bool = False) -> list[float]:
-    """Return several quantiles, as `quantile` gives them, from one partial sort of a copy of the values.
-
-    `in_place`: of the values themselves, none of which is NaN.
-    """
+    """Return several quantiles, as `quantile` gives them; `in_place` sorts the values themselves, none of them NaN."""
     known = np.asarray(values)
     known = known if in_place else known[~np.isnan(known)]
     if not known.size:

@@ -109,8 +109,7 @@ def is_far(slowest_ms: float, limit_ms: float | None, *, blocks: int) -> bool:
 def bunching(values: Floats, block: Ints, *, allowed: float) -> float:
     """Return the largest design effect of the slow requests, from the allowed share up to the slowest fifth: 1 or more.
 
-    `values` are latencies, infinite where a request failed; `block` numbers the blocks from 0. Latencies that
-    differ by less than 1 % count as equal.
+    `values` are latencies, infinite where a request failed; `block` numbers the blocks from 0.
     """
     if not len(values) or not 0.0 < allowed < 1.0:
         return 1.0
