@@ -87,17 +87,9 @@ def stopped(*, joined: bool = False, **facts: Any) -> list[str]:
     info = {"trial": 1, "start_ns": SECOND, "interrupted_ns": 7 * SECOND, **facts}
     runs = [SimpleNamespace(name="day-2", trials={1: 1})]
     records = SimpleNamespace(generators=[], joined=joined, runs=runs, experiment={"trials": {"count": 2}})
-    rest: dict[str, Any] = {"reported_open_loop": True, "copied": True, "ended_arms": {}}
-    return faults_of(
-        complete.missing,
-        infos=[info],
-        in_turn=False,
-        arms=("a",),
-        planned={},
-        of_arm=lambda arm: np.ones(9),
-        records=records,
-        **rest,
-    )
+    run: dict[str, Any] = {"infos": [info], "arms": ("a",), "records": records, "of_arm": lambda arm: np.ones(9)}
+    run |= {"in_turn": False, "planned": {}, "reported_open_loop": True, "copied": True, "ended_arms": {}}
+    return faults_of(complete.missing, **run)
 
 
 def lost(**changes: Any) -> list[str]:

@@ -277,24 +277,17 @@ def some_time_out(rows):
     return found
 
 
-@pytest.fixture(scope="module")
-def timed_out(long, tmp_path_factory):
-    directory = long.changed(tmp_path_factory.mktemp("late") / "run", some_time_out)
+def test_a_timeout_counts_at_least_as_its_deadline_at_the_tail_and_is_no_good_request(long, tmp_path):
+    directory = long.changed(tmp_path / "run", some_time_out)
     text = (directory / "experiment.toml").read_text().replace("max_error_pct = 1.0", "max_error_pct = 50")
     (directory / "experiment.toml").write_text(text)
-    return analyze(directory)
-
-
-def test_a_timeout_counts_at_least_as_its_deadline_at_the_tail(timed_out):
+    timed_out = analyze(directory)
     # The deadline is 60 s, and one in five puts p90 there. Dropped, or taken as they end, they would pass.
     for metric in ("ttft", "e2e"):
         assert row_of(timed_out, "compiled")["metrics"][metric]["p90_ms"] >= 60_000
         assert gate(timed_out, f"noninferiority p90_{metric}")["value"] > 10
         assert gate(timed_out, f"noninferiority p90_{metric}")["verdict"] != "PASS"
         assert gate(timed_out, f"slo p90_{metric}_ms")["verdict"] == "FAIL"
-
-
-def test_a_timeout_is_no_good_request(timed_out):
     good = {arm["name"]: arm["goodput_rps"] for arm in timed_out["arms"]}
     assert good["compiled"] == pytest.approx(0.8 * good["eager"], rel=0.002)
 

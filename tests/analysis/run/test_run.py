@@ -19,7 +19,7 @@ from tailgate.analysis.records.tables import RecordError
 from tailgate.analysis.records.weight_journal import BY_HAND, WeightChange, append
 from tailgate.analysis.run.compile_events import stall_windows
 from tailgate.analysis.run.run import Run
-from tailgate.analysis.run.trials import Machines, Trial
+from tailgate.analysis.run.trials import Machines
 from tailgate.analysis.summary.summary import analyze
 from tests.fakes.runs import EAGER, SECOND, SEPARATE_DAYS, Compile, FakeArm, FakeRun, start_of, write_run
 
@@ -100,10 +100,6 @@ def test_bad_limits_are_refused_by_name(text, words, tmp_path):
     (directory / "experiment.toml").write_text(text + EDITED)
     with pytest.raises(RecordError, match=words):
         Run.of(read_run(directory))
-
-
-def trial(**info):
-    return Trial(number=1, info=info, start_ns=0, first_ns=0, seconds=60.0, blocks=2, first_block=0)
 
 
 @pytest.mark.parametrize(
