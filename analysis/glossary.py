@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Final
 
 from markupsafe import Markup, escape
 
 _QUANTILE: Final = "pN"
-_GLOSSARY: Final = {
+# Each term with its definition, one sentence.
+GLOSSARY: Final[Mapping[str, str]] = {
     # Latency
     "TTFT": "Time to first token: from the instant when the request was due to its first token.",
     "TPOT": "Time per output token: (E2E − TTFT) / (output tokens − 1); undefined for one token.",
@@ -82,26 +82,17 @@ _GLOSSARY: Final = {
     "ramp": "Production traffic moves to the candidate in steps, and back when something goes wrong.",
 }
 # For Python and for JavaScript, without regard to case. Longer terms come first; the second group is a plural.
-_NAMED: Final = sorted(_GLOSSARY.keys() - {_QUANTILE}, key=lambda term: (-len(term), term))
+_NAMED: Final = sorted(GLOSSARY.keys() - {_QUANTILE}, key=lambda term: (-len(term), term))
 PATTERN: Final = rf"\b(p\d+(?:\.\d+)?|{'|'.join(_NAMED)})(s?)\b"
-
-
-def glossary() -> Mapping[str, str]:
-    """Return each term with its definition, one sentence."""
-    return MappingProxyType(_GLOSSARY)
-
-
-def definitions() -> Mapping[str, str]:
-    """Return the definitions by the lower case of the first group of `PATTERN`; "pn" defines every quantile."""
-    return {term.lower(): definition for term, definition in _GLOSSARY.items()}
+# By the lower case of the first group; "pn" defines every quantile.
+DEFINITIONS: Final = {term.lower(): definition for term, definition in GLOSSARY.items()}
 
 
 def with_tooltips(text: str) -> Markup:
     """Return the text as HTML in which each term has its definition as its tooltip."""
-    known = definitions()
 
     def shown(found: re.Match[str]) -> str:
-        definition = known.get(found[1].lower(), _GLOSSARY[_QUANTILE])
+        definition = DEFINITIONS.get(found[1].lower(), GLOSSARY[_QUANTILE])
         return Markup('<abbr title="{}">{}</abbr>').format(definition, found[0])
 
     return Markup(re.sub(PATTERN, shown, str(escape(text)), flags=re.IGNORECASE))

@@ -32,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.command import Ledger
 from benchmarks.simulation.records import EPOCH_NS, request_table
 from tailgate.analysis.arrays import Ints
+from tailgate.analysis.records.documents import EDITED
 from tailgate.analysis.records.schemas import REQUESTS
 from tailgate.analysis.records.tables import RecordWriter
 from tailgate.analysis.report import write_reports
@@ -49,7 +50,7 @@ def write_run(directory: Path, *, requests: int, seed: int) -> int:
     directory.mkdir(parents=True)
     (directory / "experiment.toml").write_text(
         f'name = "benchmark"\nseed = {seed}\n[[arms]]\nname = "eager"\ncontrol = true\n[[arms]]\nname = "compiled"\n'
-        f'[traffic]\ndesign = "mirrored"\ntimeout_s = 120\n[gates]\nmetrics = ["{METRIC}"]\n'
+        f'[traffic]\ndesign = "mirrored"\ntimeout_s = 120\n[gates]\nmetrics = ["{METRIC}"]\n{EDITED}\n'
     )
     rng = np.random.default_rng(seed)
     return sum(_write_trial(directory, number, requests // trials // 2, rng) for number in range(1, trials + 1))

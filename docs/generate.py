@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from tailgate.analysis.checks.table import RULES
-from tailgate.analysis.glossary import glossary
+from tailgate.analysis.glossary import GLOSSARY
 from tailgate.analysis.records import schemas
 from tailgate.analysis.settings.metrics import METRIC_NAMES, gate_label
 from tailgate.analysis.settings.slo_targets import SLO_SCHEMA
@@ -100,7 +100,7 @@ def pages() -> dict[str, str]:
 
 def glossary_page() -> str:
     """Return the page of all terms that tooltips define."""
-    terms = sorted(glossary().items(), key=lambda item: item[0].lower())
+    terms = sorted(GLOSSARY.items(), key=lambda item: item[0].lower())
     return f"""
 # Glossary
 
@@ -430,7 +430,7 @@ method](../explanation/method.md#when-a-run-is-not-believed) says which verdicts
 
 def metrics() -> str:
     """Return the page of latencies and of Prometheus metrics."""
-    latencies = [(f"`{key}`", name, glossary()[name]) for key, name in METRIC_NAMES.items()]
+    latencies = [(f"`{key}`", name, GLOSSARY[name]) for key, name in METRIC_NAMES.items()]
     front = FrontMetrics("arm", "arm-0")
     front.requests(status="OK").inc()
     front.steps(kind="decode", fell_back="false").inc()
@@ -468,7 +468,8 @@ def _metric_rows(families: Iterable[prometheus_client.metrics_core.Metric]) -> l
 
 
 _FILES = {
-    "experiment.toml": "the resolved experiment: every setting, with defaults and presets; you can run it again",
+    "experiment.toml": "the resolved experiment: every setting, with defaults and presets; you can run it again. "
+    "End it with the line `# edited` after a change, or the run is not judged",
     "environment.json": "versions, commit, processor, GPUs, clock, and a machine id of twelve characters; no host name "
     "and no environment variables",
     "trial-NN/trial.json": "start, arms, start-up cost, deaths, blind spots, and whether the trial was completed",

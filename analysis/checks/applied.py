@@ -44,11 +44,8 @@ def _withstands(gate: Gate, shift: float) -> bool:
 
 
 def _by_trials(gate: Gate, failed: Sequence[Check]) -> tuple[Gate, list[Check]]:
-    """Drop the checks that the variance between trials covers, and allow for them in the gate's reason.
-
-    A gate whose evidence is the variance between trials includes what affects some of them. Its decision must also hold
-    if a disturbance lasts for several trials.
-    """
+    """Drop the checks of what affects some trials, which the variance between trials covers if the decision also holds
+    where a disturbance lasts for several of them; and allow for them in the gate's reason."""
     among = [check for check in failed if check.among_trials]
     if not among or gate.lasting is None or gate.limit is None:
         return gate, list(failed)

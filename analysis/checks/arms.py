@@ -11,7 +11,7 @@ from tailgate.analysis.judging.gates import PASS
 from tailgate.analysis.judging.gates.parity import judge_answers
 from tailgate.analysis.records.plain_values import mapping
 from tailgate.analysis.run.run import Run
-from tailgate.analysis.run.work import WORK_TOLERANCE, TokenTimes, Work, gates_on_gaps, token_times, work_of
+from tailgate.analysis.run.work import WORK_TOLERANCE, TokenTimes, Work, token_times, work_of
 from tailgate.analysis.wording import listed, percent
 
 _AT_ONCE_TOLERANCE = 0.05
@@ -91,7 +91,8 @@ def unequal_means(work: Work) -> list[str]:
 def token_stream(seen: Evidence) -> Iterator[Check]:
     run = seen.run
     if not run.embeds:
-        control, judged = token_times(run, run.control), gates_on_gaps(run)
+        judged = {*run.limits.metrics, *(target.metric for target in run.targets)} & {"tpot", "itl", "max_itl"}
+        control = token_times(run, run.control)
         for arm in run.treatments:
             yield token_stream.found(gap_faults(token_times(run, arm), control) if judged else [], arm=arm)
 

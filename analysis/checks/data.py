@@ -10,7 +10,6 @@ import numpy as np
 from tailgate.analysis.checks.check import TAIL, TOO_SHORT, Check, Evidence, rule
 from tailgate.analysis.judging.gates import FAIL, PASS
 from tailgate.analysis.judging.gates.latency import noninferiority_name
-from tailgate.analysis.judging.gates.objectives import held_to
 from tailgate.analysis.run.run import Run
 from tailgate.analysis.run.slo import failures, judge_share, units
 from tailgate.analysis.settings.metrics import quantile_label
@@ -139,11 +138,8 @@ def heterogeneity(seen: Evidence) -> Iterator[Check]:
 
 
 def contradicted(gated: Sequence[Comparison], by_machine: Sequence[Comparison]) -> Iterator[tuple[str, str, str]]:
-    """Yield (gate, kind, observation) of each decided comparison over all machines that one machine contradicts.
-
-    It is surely on the other side of the margin, or it was seen there and machines differ by more than chance
-    (Cochran's Q).
-    """
+    """Yield (gate, kind, observation) of each decided comparison over all machines that one machine contradicts: it is
+    surely on the other side of the margin, or was seen there and machines differ beyond chance (Cochran's Q)."""
     for item in gated:
         own = [one for one in by_machine if (one.metric, one.quantile) == (item.metric, item.quantile)]
         if _contradicted(item, own):
@@ -175,7 +171,8 @@ def _missed_on_one(run: Run, arm: str) -> Iterator[tuple[str, str, str]]:
     answered = failures(requests, run.of_arm(arm) & ~requests.broken)
     shares = [("errors", "error", answered, run.limits.max_error_pct / 100.0)]
     for target in run.targets:
-        shares.append((f"slo {target.key}", "slo", units(requests, held_to(run, arm), target), target.allowed_share))
+        own = units(requests, run.of_arm(arm) & run.usable, target)
+        shares.append((f"slo {target.key}", "slo", own, target.allowed_share))
     for gate, kind, own, allowed in shares:
         if not len(own.missed) or own.missed.mean() > allowed:
             continue

@@ -56,10 +56,8 @@ def generator(seen: Evidence) -> Iterator[Check]:
 
 
 def _lag_ms(run: Run) -> float | None:
-    """Return the largest p99 lag that a generator or the records report.
-
-    None for production traffic, whose records give the time at which the splitter took a request for both times.
-    """
+    """Return the largest p99 lag that a generator or the records report; None for production traffic, whose records
+    give one time for both."""
     if run.is_production:
         return None
     lags = [number(mapping(row.get("lag_ms")).get("p99")) for row in run.records.generators]

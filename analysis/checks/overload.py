@@ -1,7 +1,7 @@
 """Whether the arms were offered more than they can serve: what they left undone grew through a whole trial.
 
-The trial is cut into windows. A burst or a stall raises the fewest requests under way, or turned away, in one window or
-two; overload raises this floor from window to window (docs/explanation/method.md, "Overload").
+Overload raises the fewest requests under way, or turned away, from window to window (docs/explanation/method.md,
+"Overload").
 """
 
 from __future__ import annotations
@@ -87,11 +87,7 @@ def load_of(start_s: Floats, end_s: Floats, answered: Bools, shed: Bools, *, sec
 
 
 def _short_load(start_s: Floats, end_s: Floats, answered: Bools, shed: Bools, *, seconds: float) -> Load | None:
-    """Return the load of a trial that is too short for windows; None if it has too few requests to tell.
-
-    It is overloaded if many requests have no answer when the traffic ends, and either later requests take longer than
-    earlier ones, or half of all take longer than the traffic lasts.
-    """
+    """Return the load of a trial that is too short for windows; None if it has too few requests to tell."""
     own = np.flatnonzero(answered | shed)
     if seconds <= 0 or len(own) < _SHORT_FEWEST or not answered.any():
         return None

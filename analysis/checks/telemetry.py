@@ -198,8 +198,7 @@ def blind(seen: Evidence) -> Iterator[Check]:
 )
 def unknown_stalls(seen: Evidence) -> Iterator[Check]:
     """A pause of the allocator, a first load of a kernel or an unrecorded compiler delays users as long as a compile,
-    and one in half an hour moves no p99. Stalls of every server with work in flight are the host's, and the time that
-    an arm's prompts take is work."""
+    and one in half an hour moves no p99."""
     run = seen.run
     for arm in run.treatments if run.records.events is not None else ():
         if run.account(arm).external:
@@ -233,8 +232,7 @@ def unknown_stalls(seen: Evidence) -> Iterator[Check]:
     opens=(*ESTIMATES, "recompile"),
 )
 def compiled(seen: Evidence) -> Iterator[Check]:
-    """An arm can enable compiling and still call its model around the compiled code: nothing fails then, nothing
-    recompiles, and its figures are those of an eager server."""
+    """An arm can enable compiling and still call its model around the compiled code: nothing fails then."""
     for arm in seen.run.arms:
         counts = compiled_steps(seen.run, arm)
         ran = [count for count in counts if count.compiled]

@@ -85,8 +85,7 @@ def sample_ratio(seen: Evidence) -> Iterator[Check]:
         stretches = [
             ({arm: run.sessions(arm, rows) for arm in run.arms}, weights) for weights, rows in weight_stretches(run)
         ]
-        faults = share_faults(stretches, alpha)
-        yield from [] if faults is None else [sample_ratio.found(faults)]
+        yield sample_ratio.found(share_faults(stretches, alpha))
 
 
 def weight_stretches(run: Run) -> Iterator[tuple[Mapping[str, float], Bools]]:
@@ -111,8 +110,8 @@ def weight_stretches(run: Run) -> Iterator[tuple[Mapping[str, float], Bools]]:
 
 def share_faults(
     stretches: Sequence[tuple[Mapping[str, int], Mapping[str, float]]], alpha: float = _RATIO_ALPHA
-) -> list[str] | None:
-    """Describe the share of an arm that differs most from its weight, if by more than chance; None without a test.
+) -> list[str]:
+    """Describe the share of an arm that differs most from its weight, if by more than chance.
 
     `stretches` hold (sessions by arm, weights). Exact binomial tests, adjusted for their number (Bonferroni); arms
     without a weight do not count. A session that lasts over a change of weights counts in both stretches, as the
@@ -129,9 +128,7 @@ def share_faults(
             if p_value < worst:
                 worst, words = p_value, f"{arm} got {count} of {total} sessions (expected {total * share:.0f})"
                 words += f" in stretch {number} of the weights" if len(stretches) > 1 else ""
-    if not tests:
-        return None
-    return [f"{words}: more than chance explains"] if worst * tests < alpha else []
+    return [f"{words}: more than chance explains"] if tests and worst * tests < alpha else []
 
 
 @rule(

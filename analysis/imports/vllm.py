@@ -22,7 +22,7 @@ import pyarrow.parquet
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from tailgate.analysis.records.documents import parse_json, write_json
+from tailgate.analysis.records.documents import parse_json, toml_with_checksum, write_json
 from tailgate.analysis.records.schemas import REQUESTS
 from tailgate.analysis.records.tables import RecordError, one_line
 from tailgate.analysis.wording import counted
@@ -225,7 +225,7 @@ def write_run(folder: Path, files: Sequence[Named]) -> None:
         made = Path(partial) / "run"
         for number, ((arm, path), result) in enumerate(zip(files, results, strict=True), start=1):
             _write_trial(made / f"trial-{number:02d}", number, arm, path, result)
-        (made / "experiment.toml").write_text(tomli_w.dumps(experiment), encoding="utf-8")
+        (made / "experiment.toml").write_text(toml_with_checksum(tomli_w.dumps(experiment)), encoding="utf-8")
         made.replace(folder)
 
 

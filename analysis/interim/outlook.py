@@ -1,8 +1,7 @@
 """An interim analysis: the judge on what has settled, and whether an arm is decided.
 
 An arm has failed once a gate fails, and passed once every gate with interim evidence passes. What is asked after the
-traffic, or what clients cannot see, is not waited for. A gate that only the whole run decides keeps an arm from passing
-before the end.
+traffic, or what clients cannot see, is not waited for.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tailgate.analysis.checks.applied import apply_checks
 from tailgate.analysis.checks.check import Check
-from tailgate.analysis.checks.machine_verdict import MachineVerdict, machine_verdict
+from tailgate.analysis.checks.machines import MachineVerdict, machine_verdict
 from tailgate.analysis.checks.table import checks_of_run
 from tailgate.analysis.judging.comparisons import Comparisons, comparisons
 from tailgate.analysis.judging.gates import Gate

@@ -1,8 +1,8 @@
 """How much load each arm holds within its SLO: steps of rising rate, judged one by one, and the knee behind them.
 
 A step is judged on the requests that were due in it after its settling time: it is held when the share of requests
-that miss an objective is at most what the objective allows. One step is a small sample, and what a start brings is
-shared by all its steps; the interval of the knee allows for both (`tailgate.analysis.statistics.knees`).
+that miss an objective is at most what the objective allows. The interval of the knee allows for small samples and for
+what the steps of one start share (`tailgate.analysis.statistics.knees`).
 """
 
 from __future__ import annotations

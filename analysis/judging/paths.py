@@ -1,8 +1,7 @@
 """How the evidence on each gate grew, and when it decided, in runs with interim analyses.
 
-A path errs with a chance of alpha at most over all analyses together (`tailgate.analysis.statistics.sequential`,
-`tailgate.analysis.statistics.share_evidence`). A FAIL is final; a PASS stands unless later evidence contradicts it, and
-only while one analysis of all data passes at twice alpha.
+A path errs with a chance of alpha at most over all analyses together. A FAIL is final; a PASS stands unless later
+evidence contradicts it, and only while one analysis of all data passes at twice alpha.
 """
 
 from __future__ import annotations
@@ -117,10 +116,8 @@ def with_evidence(
 
 
 def _passes_by_all(item: Comparison) -> bool:
-    """Return whether one analysis of all data passes at `AGREEING` times alpha; true where it cannot test.
-
-    Evidence gathered before the first jams passes an arm that is slow in jams alone: at the margin, 11 % of such runs.
-    """
+    """Return whether one analysis of all data passes at `AGREEING` times alpha; true where it cannot test. Evidence
+    from before the first jams passes an arm that is slow in jams alone: at the margin, 11 % of such runs."""
     return item.p_noninferior is None or item.p_noninferior <= AGREEING * item.alpha
 
 

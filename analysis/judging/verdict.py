@@ -1,7 +1,7 @@
 """What follows from the gates: the verdict on an arm, the outcome in plain words, and what to do next.
 
-An arm passes when every gate passes (intersection-union, Berger 1982). Of an open arm the headline has one reason, the
-worst failed check or the first open gate, and the advice has the length that would decide it.
+Of an open arm the headline has one reason, the worst failed check or the first open gate, and the advice has the length
+that would decide it.
 """
 
 from __future__ import annotations
@@ -77,10 +77,9 @@ def _urgency(checks: Sequence[Check], check: Check) -> tuple[int, bool, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """What to do about `gates` of `arm`, which failed for one cause."""
+    """What to do about gates of `arm` that failed for one cause."""
 
     arm: str
-    gates: tuple[str, ...]
     text: str
 
 
@@ -183,11 +182,10 @@ def _filled(text: str, gates: Sequence[Gate]) -> str:
 def _remedies(gates: Sequence[Gate], external: Mapping[str, str]) -> tuple[Remedy, ...]:
     """Return one remedy for all gates of an arm that failed for one cause, in the order of arms and `KIND_ORDER`."""
     arms = list(dict.fromkeys(gate.arm for gate in gates))
-    found: dict[tuple[str, str], list[str]] = {}
+    found: dict[tuple[str, str], None] = {}
     for gate in sorted(gates, key=lambda gate: (arms.index(gate.arm), KIND_ORDER[gate.kind])):
         if gate.verdict == FAIL:
             text = _REMEDIES.get(gate.gate, _REMEDIES[gate.kind])
             text = _OF_EXTERNAL.get(gate.kind, text) if gate.arm in external else text
-            text = text.format(arm=gate.arm, lengths=external.get(gate.arm))
-            found.setdefault((gate.arm, text), []).append(gate.gate)
-    return tuple(Remedy(arm=arm, gates=tuple(names), text=text) for (arm, text), names in found.items())
+            found[gate.arm, text.format(arm=gate.arm, lengths=external.get(gate.arm))] = None
+    return tuple(Remedy(arm=arm, text=text) for arm, text in found)

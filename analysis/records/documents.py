@@ -1,7 +1,7 @@
 """The small files that describe a run: JSON and TOML with a checksum.
 
-A JSON document holds the CRC-32 of its other content under "crc32". A TOML document ends with a comment that holds the
-CRC-32 of the text above. A file of another tool has neither.
+A JSON document holds the CRC-32 of its other content under "crc32"; one of another tool has none. A TOML document ends
+with a comment that holds the CRC-32 of the text above, or with EDITED: a file that was cut off has neither.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 DEEPEST = 32  # levels of values; no setting lies deeper
+EDITED = "# edited"  # the last line of settings that were written or changed by hand
 
 _KEY = "crc32"
-_TOML_END = re.compile(r"\n# crc32 ([0-9a-f]{8})\s*\Z")
 _BETWEEN_KEYS = re.compile(r"[\s=\[\]{},]+")
 
 
@@ -41,7 +41,11 @@ def with_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
 
 def toml_with_checksum(text: str) -> str:
     """Return the text with its checksum as a comment at the end."""
-    return f"{text.rstrip()}\n# crc32 {zlib.crc32(text.rstrip().encode()):08x}\n"
+    return f"{text.rstrip()}\n{_checksum_line(text)}\n"
+
+
+def _checksum_line(text: str) -> str:
+    return f"# crc32 {zlib.crc32(text.rstrip().encode()):08x}"
 
 
 def _crc32(content: Any) -> str:
@@ -115,20 +119,19 @@ def parse_lines(lines: Iterable[bytes]) -> tuple[list[dict[str, Any]], int, bool
     return rows, bad, False
 
 
-def read_toml(path: Path) -> tuple[dict[str, Any], str]:
-    """Return what the TOML file at `path` holds, and what is wrong with it in words that follow its name.
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return what the TOML file at `path` holds; a missing file is empty.
 
-    A missing file is empty. Changed content is still read, since people edit settings. Raises ValueError and
-    OSError if it cannot be.
+    Raises ValueError and OSError if it cannot be read, or may lack a part.
     """
     if not path.exists():
-        return {}, ""
+        return {}
     text = path.read_text(encoding="utf-8")
     content = parse_toml(text)
-    end = _TOML_END.search(text)
-    if end is None or zlib.crc32(text[: end.start()].rstrip().encode()) == int(end[1], 16):
-        return content, ""
-    return content, "was changed after it was written (if that was meant, remove its last line)"
+    above, _, last = text.rstrip().rpartition("\n")
+    if last not in (EDITED, _checksum_line(above)):
+        raise ValueError("its last line is not the checksum of the lines above, so a part may be lost or changed")
+    return content
 
 
 def parse_toml(text: str) -> dict[str, Any]:

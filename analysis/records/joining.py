@@ -1,8 +1,8 @@
 """Several runs of one experiment as one run: which runs a folder joins, whether they may be joined, and new names.
 
 A folder that joins runs holds runs.json, which names them by paths from the folder. Trials are numbered anew in order
-of time, with planned trials that are missing included. Ids are unique within a run only: those of compile events get
-the place of their run in front, such as "2.1-compiled-0-7", and requests are found by trial and id.
+of time, with planned trials that are missing included. Ids of compile events get the place of their run in front, such
+as "2.1-compiled-0-7".
 """
 
 from __future__ import annotations

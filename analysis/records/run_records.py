@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from tailgate.analysis.records import joining
 from tailgate.analysis.records.asked_answers import PATTERN as ANSWERS
-from tailgate.analysis.records.documents import read_document, read_toml
+from tailgate.analysis.records.documents import EDITED, read_document, read_toml
 from tailgate.analysis.records.joining import RecordedRun, RunList, read_run_list
 from tailgate.analysis.records.plain_values import first_of, table
 from tailgate.analysis.records.request_columns import ColumnBuilder, RequestColumns
@@ -127,12 +127,11 @@ class _Files:
         """Return experiment.toml, empty if there is none. Raises RecordError if it cannot be read."""
         path = self.directory / "experiment.toml"
         try:
-            content, problem = read_toml(path)
+            return read_toml(path)
         except (OSError, ValueError) as error:
             where = f"{self.name}/{path.name}" if self.name else path.name
-            raise RecordError(f"{where} cannot be read ({one_line(error)}): correct it") from error
-        self.add(path, problem)
-        return content
+            remedy = f"correct it, and end it with the line {EDITED}"
+            raise RecordError(f"{where} cannot be read ({one_line(error)}): {remedy}") from error
 
     def tables(self, path: Path, stem: str) -> Iterator[pa.Table]:
         """Yield the rows of the file of the table `stem`, some megabytes at a time. Raises RecordError."""

@@ -1,9 +1,7 @@
 """Tables of records in files: written as an Arrow stream, read from Arrow, Parquet and JSON Lines.
 
-A stream grows by whole batches, so that a kill costs one batch at most. It ends with a line that states the row count
-and the CRC-32 of everything before, such as `rows 000000001234 crc32 0a1b2c3d`; other readers of Arrow stop in front of
-it. A file without that line was cut off and reads to its last whole batch. No row of a file that differs from its line
-is used.
+A stream ends with a line such as `rows 000000001234 crc32 0a1b2c3d`, in front of which other readers of Arrow stop.
+Decision 0011 says what becomes of a file without it, or that differs from it.
 """
 
 from __future__ import annotations

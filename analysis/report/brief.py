@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tailgate.analysis.judging.gates import FAIL
+from tailgate.analysis.judging.gates import FAIL, ORDER
 from tailgate.analysis.report.values import (
     DASH,
     count,
@@ -24,7 +24,6 @@ from tailgate.analysis.settings.metrics import quantile_label
 from tailgate.analysis.summary.model import Arm, Check, Frontier, Gate, Summary
 from tailgate.analysis.wording import counted
 
-ORDER = ("FAIL", "INCONCLUSIVE", "PASS")
 MORE_IS_BETTER = ("goodput", "parity")
 _COUNTED = ("recompiles", "longest stall", "requests hit")  # gates that stand for an arm at a glance
 DEFINITION = (

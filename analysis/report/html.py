@@ -12,8 +12,9 @@ from typing import Any
 from markupsafe import Markup
 from pydantic_core import to_json
 
+from tailgate.analysis.judging.gates import ORDER
 from tailgate.analysis.records.schemas import EVENT_KINDS
-from tailgate.analysis.report.brief import DEFINITION, MORE_IS_BETTER, ORDER, ArmBrief, brief_of
+from tailgate.analysis.report.brief import DEFINITION, MORE_IS_BETTER, ArmBrief, brief_of
 from tailgate.analysis.report.rendering import environment, template_text
 from tailgate.analysis.settings.metrics import EMBED
 from tailgate.analysis.summary.model import Bins, Frontier, Gate, Histogram, Summary

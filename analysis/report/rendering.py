@@ -1,8 +1,7 @@
 """The templates of reports, what shows a value in them, and the brief as Markdown and as JUnit XML.
 
-In JUnit a suite is an arm and a case is a gate. FAIL is a failure, INCONCLUSIVE is skipped with its reason. It is not
-an `<error>`: an error says that the test itself broke. The exit code 3 of `tailgate run` stops a pipeline that must not
-go on without a PASS.
+In JUnit a suite is an arm and a case is a gate. FAIL is a failure, INCONCLUSIVE is skipped with its reason: an error
+would say that the test itself broke.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ def environment() -> Environment:
         keep_trailing_newline=True,
     )
     for show in (
-        *(values.text, values.count, values.milliseconds, values.column_ms, values.seconds, values.span),
+        *(values.text, values.count, values.milliseconds, values.figure, values.seconds, values.span),
         *(values.percent, values.byte_size, values.rate, values.ratio),
         values.interval,
         *(brief.value_of, brief.limit_of, brief.bounds_of, brief.sentence_of, brief.first_sentence),

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import TypeGuard
 
+from tailgate.analysis.records.plain_values import number
 from tailgate.analysis.wording import bytes_text, digits
 
 DASH = "–"
-
-
-def is_number(value: object) -> TypeGuard[float]:
-    """Return whether `value` is a finite int or float; a bool is no number."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def text(value: object) -> str:
     """Show `value` as text; an en dash for nothing."""
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if is_number(value):
+    if isinstance(value, int | float):
         return count(value) if isinstance(value, int) else figure(value)
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {text(item)}" for key, item in value.items()) or DASH
@@ -38,7 +32,8 @@ def _of_numbers(show: Callable[[float], str]) -> Callable[[object], str]:
 
     @wraps(show)
     def shown(value: object) -> str:
-        return show(value) if is_number(value) else DASH
+        known = number(value)
+        return DASH if known is None else show(known)
 
     return shown
 
@@ -63,13 +58,6 @@ def seconds(value: float) -> str:
 def milliseconds(value: float) -> str:
     """Show milliseconds below one second, else seconds: 84.25 is "84.3 ms", 8412 is "8.41 s"."""
     return seconds(value / 1e3) if abs(value) >= 999.5 else f"{digits(value)} ms"
-
-
-@_of_numbers
-def column_ms(value: float) -> str:
-    """Show a number in a column of ms: as many decimals as its size deserves, zeros kept."""
-    size = abs(value)
-    return f"{value:,.{0 if size >= 100 else 1 if size >= 10 else 2}f}"
 
 
 @_of_numbers
@@ -111,8 +99,6 @@ UNITS: dict[str, Callable[[object], str]] = {
     "s": seconds,
     "pct": percent,
     "count": count,
-    "rps": rate,
-    "bytes": byte_size,
 }
 
 

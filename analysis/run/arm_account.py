@@ -85,10 +85,8 @@ class ArmAccount:
 
     @property
     def silent(self) -> list[str]:
-        """The replicas of the arm that did not die and yet gave no last word after the traffic of a trial that ended.
-
-        Only of trials that record last words at all.
-        """
+        """The replicas of the arm that did not die and gave no last word after the traffic of a trial that ended, of
+        trials that record last words."""
         if self.external:
             return []
         dead = {row.get("replica") for row in self.deaths}

@@ -1,8 +1,6 @@
 """Which requests compiles delayed: by trigger, by overlap in time, and by the busy period that a compile starts.
 
-A request is joined to a compile of its own arm and replica if the event names it or if it overlapped the compile.
-Where the server reported how long compiles delayed the request, that number counts; else the overlap does. A request
-that came after the compile is joined to it if it came before the requests in flight were back to their level.
+docs/explanation/method.md, "Which compile caused what", has the rules.
 """
 
 from __future__ import annotations

@@ -177,11 +177,8 @@ def _silent_too(others: Sequence[Server], start_ns: int, end_ns: int) -> bool:
 
 
 def _explained_by_prompts(requests: Requests, server: Server, silences: Silences) -> Bools:
-    """Mask silences that lasted about as long as the prompts whose first tokens ended them take.
-
-    The time of prompts comes from the server's silences that are no stalls (`_prompts_ns`). Prompts that were sent
-    during a silence had no part in it.
-    """
+    """Mask silences that lasted about as long as the prompts whose first tokens ended them take, by the server's
+    silences that are no stalls (`_prompts_ns`). Prompts that were sent during a silence had no part in it."""
     starts, ends = silences.start_ns, silences.end_ns
     explained = np.zeros(starts.size, np.bool_)
     long = np.flatnonzero(ends - starts >= _LONG_NS)

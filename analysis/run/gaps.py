@@ -31,9 +31,8 @@ class Gaps:
 def gaps_of(requests: Requests, rows: Ints, *, most: int | None = None) -> Gaps:
     """Return the gaps of the requests `rows`. Requests with broken times have none.
 
-    A failed request also counts with one gap as long as its deadline (as its longest gap does), at its end: the token
-    that never came. If there are more gaps than `most`, it returns every k-th: a quantile of these differs by far less
-    than time blocks do.
+    A failed request also counts with one gap as long as its deadline, at its end: the token that never came. If there
+    are more gaps than `most`, it returns every k-th.
     """
     rows = rows[~requests.broken[rows]]
     counts = requests.gap_offsets[rows + 1] - requests.gap_offsets[rows]

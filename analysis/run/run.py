@@ -62,8 +62,7 @@ class Run:
         limits = GateLimits.recorded({**usual_for(task_of(experiment)), **table(experiment, "gates")})
         infos = records.trials
         design = design_of(experiment, infos)
-        block_s = seconds_of(first_of(infos, "block_s")) or seconds_of(table(experiment, "trials").get("block_s"))
-        block_s = block_s or limits.block_s
+        block_s = seconds_of(first_of(infos, "block_s")) or limits.block_s
         timeout_s = number(table(experiment, "traffic").get("timeout_s"))
         numbers = {int(info["trial"]) for info in infos}
         unplaced_requests = misplaced_requests(records.requests, arms=_named_arms(records), trials=numbers)
@@ -175,7 +174,7 @@ class Run:
     @property
     def concurrency(self) -> int | None:
         """Requests that a closed loop or a limit kept under way to each arm; None where there was no such number."""
-        limit = number(first_of(self.infos, "concurrency")) or number(first_of(self.infos, "max_concurrency"))
+        limit = number(first_of(self.infos, "max_concurrency"))
         return int(limit) if limit else None
 
     @property

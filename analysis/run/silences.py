@@ -1,8 +1,6 @@
 """When a server, or some of its requests, had work in flight and showed no sign of life, and which silences are stalls.
 
-Signs of life are first tokens, further tokens where their times are recorded, and the ends of answers. A silence is the
-time between two of them while a request is in flight. That of a server is a stall when many more signs were due in it
-than its other silences make likely, that of some requests when others were answered meanwhile.
+docs/explanation/method.md, "Stalls that clients see", defines signs of life, silences and stalls.
 """
 
 from __future__ import annotations

@@ -79,10 +79,8 @@ def misses(requests: Requests, target: SloTarget) -> tuple[Bools, Bools]:
 
 
 def meets_all(requests: Requests, targets: Sequence[SloTarget]) -> Bools:
-    """Mask the requests that completed within every per-request limit: the numerator of goodput.
-
-    ITL pools the gaps of all requests, so a target on it limits no single one.
-    """
+    """Mask the requests that completed within every per-request limit, of which an ITL target is none: the numerator of
+    goodput."""
     good = requests.ok.copy()
     for target in targets:
         if target.quantile is not None and target.metric != "itl":

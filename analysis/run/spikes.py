@@ -81,9 +81,8 @@ def _stretches(requests: Requests, rows: Ints) -> Iterator[Ints]:
 def excursions(requests: Requests, attribution: Attribution, *, arm: str, control: str) -> tuple[Ints, Floats]:
     """Return the arm's excursions as ascending rows, and how much longer each took than its length explains.
 
-    A request is an excursion if its excess lies beyond that of quiet requests of the arm in its trial both in ms and as
-    a ratio, so that neither a long answer nor a short one counts as a stall. An arm with fewer than eight quiet ones
-    borrows the control's.
+    The excess of an excursion lies beyond that of quiet requests of the arm in its trial both in ms and as a ratio. An
+    arm with fewer than eight quiet ones borrows the control's.
     """
     found = [(np.zeros(0, dtype=np.int64), np.zeros(0))]
     for trial in np.unique(requests.trial).tolist():

@@ -119,11 +119,8 @@ def compiled_steps(run: Run, arm: str) -> list[CompiledSteps]:
 
 
 def most_eager(counts: Sequence[CompiledSteps]) -> CompiledSteps | None:
-    """Return the kind of step with the largest eager share, over replicas and trials; None without steps.
-
-    By kind, since an answer has hundreds of decode steps and one prefill: if every prefill ran eagerly, that would be
-    less than a per cent of all.
-    """
+    """Return the kind of step with the largest eager share, over replicas and trials; None without steps. By kind,
+    since an answer has hundreds of decode steps and one prefill."""
     compiled: dict[str, int] = defaultdict(int)
     steps: dict[str, int] = defaultdict(int)
     for count in counts:
@@ -154,10 +151,8 @@ def start_spread(run: Run, arm: str) -> float:
 
 
 def searching_starts(run: Run, arm: str) -> int:
-    """Count the trials in which the arm searched for kernels before it served: its policy enables it, and it tuned.
-
-    An arm that starts with an artifact does not: it runs the kernels that the artifact contains.
-    """
+    """Count the trials in which the arm searched for kernels before it served: its policy enables it, it tuned, and it
+    had no artifact, which contains its kernels."""
     policy = mapping(run.account(arm).config.get("compile"))
     options = mapping(policy.get("options"))
     searches = policy.get("mode") in _SEARCHING_MODES or any(options.get(name) for name in _SEARCHING_OPTIONS)

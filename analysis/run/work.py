@@ -1,7 +1,7 @@
 """What the requests of an arm asked of its server, compared with the control's: shorter answers are not faster ones.
 
-Where lengths are forced, an answer has exactly the tokens that were asked for. Elsewhere a server ends its answers
-itself, and two that do the same work differ by chance alone, in the mean and in the share of short answers.
+Where lengths are not forced, two servers that do the same work differ by chance alone, in the mean length of answers
+and in the share of short ones.
 """
 
 from __future__ import annotations
@@ -166,8 +166,6 @@ def _short_answers(names: tuple[str, str], few: Ints, near: Ints, *, unit: str) 
     )
 
 
-# What is read from the gaps between tokens.
-GAP_METRICS = frozenset({"tpot", "itl", "max_itl"})
 _MANY_TOKENS = 8
 _AT_ONCE_MS = 1.0
 
@@ -196,8 +194,3 @@ def token_times(run: Run, arm: str) -> TokenTimes:
         many = (tokens >= _MANY_TOKENS) & ~np.isnan(first_ms)
         counts += (len(rows), timed * untimed.sum(), many.sum(), (many & (end_ms - first_ms <= _AT_ONCE_MS)).sum())
     return TokenTimes(arm, *counts.tolist())
-
-
-def gates_on_gaps(run: Run) -> bool:
-    """Return whether anything is judged by the gaps between tokens."""
-    return bool(GAP_METRICS & {*run.limits.metrics, *(target.metric for target in run.targets)})

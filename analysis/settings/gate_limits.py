@@ -42,7 +42,6 @@ class Settings(BaseModel):
 
 
 RESTART_SPREAD = 0.01
-TUNING_SPREAD = 0.03
 DAY_SPREAD = 0.01
 MIN_BLOCKS = 18  # twenty less the two that a cold start may take
 
@@ -98,7 +97,7 @@ class GateLimits(Settings):
     restart_spread: float = Field(default=RESTART_SPREAD, ge=0.0, le=1.0)
     """Assumed standard deviation of log latency between fresh starts of one arm. It counts as four starts next to the
     run's own."""
-    tuning_spread: float = Field(default=TUNING_SPREAD, ge=0.0, le=1.0)
+    tuning_spread: float = Field(default=0.03, ge=0.0, le=1.0)
     """Assumed standard deviation of log latency, in addition, between compiles that tune kernels by timing them. 0
     assumes equal results."""
     day_spread: float = Field(default=DAY_SPREAD, ge=0.0, le=1.0)

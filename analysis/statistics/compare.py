@@ -281,10 +281,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def decide(comparisons: Sequence[Comparison]) -> list[Comparison]:
     """Return the comparisons with verdict and reason.
 
-    PASS: the upper limit lies below 1 + margin (H0: ratio >= 1 + margin is rejected at one-sided alpha), and so does
-    the ratio over the whole run. No adjustment, since every comparison must pass [3]. FAIL: the lower limit lies above
-    1 + margin (H0: ratio <= 1 + margin is rejected after Holm's adjustment over all comparisons given [2]). Else
-    INCONCLUSIVE.
+    PASS: H0 ratio >= 1 + margin is rejected at one-sided alpha, and the ratio over the whole run is below. It is not
+    adjusted, since all must pass [3]. FAIL: H0 ratio <= 1 + margin is rejected after Holm's adjustment [2].
     """
     tested = [index for index, item in enumerate(comparisons) if item.p_inferior is not None]
     adjusted = dict(zip(tested, holm([comparisons[index].p_inferior or 0.0 for index in tested]), strict=True))

@@ -1,7 +1,7 @@
 """Groups of neighbouring blocks, and how much less they tell than independent groups would.
 
-A few long groups are nearly independent whatever the noise does on a shorter scale [1]; drift within a start and
-start-to-start variance outlast them. Both are estimated from means of log latencies by block, arm less control.
+Drift within a start and start-to-start variance outlast groups [1]. Both are estimated from means of log latencies by
+block, arm less control.
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ def group_count(blocks: int) -> int:
 def groups_of(trials: Ints) -> Ints:
     """Return the group of each block, in order of time: neighbours of one trial. Shape (blocks,).
 
-    `trials` is the trial of each block, rising. Four blocks make a group, but there are at least eight groups, else no
-    test has power, and at most ten, since more gain little and longer groups gain trust. Below eight blocks each is its
-    own group.
+    `trials` is the trial of each block, rising. Four blocks make a group, but there are at least eight groups and at
+    most ten. Below eight blocks each is its own group.
     """
     blocks = len(trials)
     groups = group_count(blocks)
@@ -84,20 +83,16 @@ class Dependence:
         return math.sqrt(total.variance / own) * float(quantiles[0] / quantiles[1])
 
 
-def dependence_of(
-    differences: Floats, group: Ints, trial: Ints, *, restart_spread: float, machine: Ints | None = None
-) -> Dependence:
+def dependence_of(differences: Floats, group: Ints, trial: Ints, *, restart_spread: float, machine: Ints) -> Dependence:
     """Return the dependence that a series of blocks shows.
 
-    `group`, `trial` and `machine` number those of each block, the first two rising. Without `machine` there was one.
-
-    `restart_spread` is the standard deviation of one arm's log latency over starts that is assumed; both
-    arms start, so a ratio has it √2 times. It counts as four starts, and those of the run are added to it. Below eight
+    `group`, `trial` and `machine` number those of each block, the first two rising. `restart_spread` is the assumed
+    standard deviation of one arm's log latency over starts; both arms start, so a ratio has it √2 times. Below eight
     blocks nothing is known but that allowance.
     """
     first, which, sizes = np.unique(trial, return_index=True, return_inverse=True, return_counts=True)[1:]
     known = len(differences) >= _FEWEST_BLOCKS
-    ran_on = np.zeros(len(first), dtype=np.int64) if machine is None else machine[first]
+    ran_on = machine[first]
     means = np.bincount(which, differences) / sizes
     inner = differences - means[which]
     drift = _drift(inner, group) if known else 0.0

@@ -62,11 +62,8 @@ class KneeProfile:
         return math.exp(float(np.mean(self.grid[self.likelihood >= self.likelihood.max() - 1e-9])))
 
     def interval(self, error: float) -> tuple[float | None, float | None]:
-        """Return the knees, as rates, that the steps do not contradict at two-sided level `error`; None for an open
-        end.
-
-        Without any step both ends are open; with steps of one kind alone, one end is.
-        """
+        """Return the knees, as rates, that the steps do not contradict at two-sided level `error`. None is an open
+        end: both without any step, one with steps of one kind alone."""
         least = float(self.likelihood.max()) - 0.5 * float(special.fdtri(1, self.degrees, 1.0 - error))
         inside = np.flatnonzero(self.likelihood >= least)
         first, last = int(inside[0]), int(inside[-1])

@@ -1,8 +1,7 @@
 """How much less trials know that ran on few machines: a ratio that differs by machine does not average out over trials.
 
-What makes a machine fast or slow falls on both arms, and within a trial it cancels. What favours one arm there (the
-host's processor drives one arm, the card the other) does not: trials of one machine share it, and their number says
-nothing of it. So the machine is a random effect on the log ratio.
+What makes a machine fast or slow cancels within a trial. What favours one arm there (the host's processor drives one
+arm, the card the other) does not, so the machine is a random effect on the log ratio.
 """
 
 from __future__ import annotations
@@ -59,10 +58,8 @@ def error_over_trials(ratios: Floats, machine: Ints) -> tuple[Part, float]:
 
 
 def lasting_reach(ratios: Floats, alpha: float) -> float:
-    """Return how far Student's t reaches from the mean over three groups of neighbouring trials, one-sided at `alpha`.
-
-    Trials that shared a state of their machine for a while (a busy neighbour, a clock) count as one.
-    """
+    """Return how far Student's t reaches from the mean over three groups of neighbouring trials, one-sided at `alpha`:
+    trials may share a state of their machine for a while (a busy neighbour, a clock)."""
     means = np.array([part.mean() for part in np.array_split(ratios, _LASTING_GROUPS)])
     error = float(means.std(ddof=1)) / math.sqrt(_LASTING_GROUPS)
     return float(t_quantile(1.0 - alpha, _LASTING_GROUPS - 1)) * error

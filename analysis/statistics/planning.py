@@ -1,8 +1,7 @@
 """How long a run must be to decide what is open, and what a run of a given length can decide.
 
-Standard errors shrink with the square root of time, from what this run shows. The test at the end has few groups of
-blocks (or trials), so Student's t stands where a normal would promise too much. Where a pilot with few groups measures
-the spread, the same holds for it (Stein 1945, two stages).
+Standard errors shrink with the square root of time, from what this run shows. Student's t stands for the few groups of
+blocks (or trials) of the test at the end and of the pilot (Stein 1945, two stages).
 """
 
 from __future__ import annotations
@@ -88,23 +87,19 @@ class Noise:
         return math.hypot(time * self.per_unit / math.sqrt(units), start * self.restart / math.sqrt(self.starts))
 
     def needed(
-        self, distance: float, *, alpha: float, power: float, least_s: float, fewest: float = 0.0
+        self, distance: float, *, alpha: float, power: float, least_s: float, fewest: float
     ) -> tuple[float | None, int]:
-        """Return the seconds of the shortest run that resolves `distance`, and its starts. None beyond a week, or if
-        `distance` is 0.
+        """Return the seconds of the shortest run that resolves `distance`, and its starts. None beyond a week.
 
         The starts are the fewest whose variance leaves half of the distance to time. The run lasts at least `least_s`,
         and `fewest` units.
         """
         starts = self.starts
-        if distance == 0.0:
-            return None, starts
         if self.restart > 0.0:
             factor = _factor(group_count(10**6) - 1, alpha=alpha, power=power)
             starts = max(starts, math.ceil(2.0 * (factor * self.restart / distance) ** 2 - 1e-9))
         noise = replace(self, starts=starts)
-        least = (least_s - self.lost_s) / self.unit_s
-        first = max(TRIALS_FOR_T_TEST if self.by_trial else 2, math.ceil(max(least, fewest) - 1e-9))
+        first = math.ceil(max((least_s - self.lost_s) / self.unit_s, fewest) - 1e-9)
         candidates = range(first, int((LONGEST_S - self.lost_s) / self.unit_s) + 1)
         index = bisect_left(
             candidates, True, key=lambda units: noise.reach(units, alpha=alpha, power=power) <= distance
@@ -122,31 +117,26 @@ def comparison_needed(
     *,
     block_s: float,
     min_blocks: int,
+    power: float,
     overhead_s: float = 0.0,
-    power: float = POWER,
-    ratio: float | None = None,
 ) -> tuple[float | None, int]:
     """Return the run length in seconds, over all trials, and the fresh starts that decide the comparison.
 
-    `ratio` is the true ratio to plan for. Without one it is what this run saw and left open, taken as one standard
-    error from the margin at least; the run to come is half as long again at least. `overhead_s` is time of the run that
-    the comparison leaves out. Where trials are the unit, more trials of the same length. No length: nothing to compare,
-    a ratio given on the margin, or more than a week.
+    The true ratio is taken to be what this run saw and left open, and one standard error from the margin at least; the
+    run to come is half as long again at least. `overhead_s` is time of the run that the comparison leaves out. Where
+    trials are the unit, more trials of the same length. No length: nothing to compare, or more than a week.
     """
     if comparison.obstacle is not None and comparison.needed_blocks is None:
         return None, comparison.trials
     least_s = max(min_blocks, comparison.needed_blocks or 0) * block_s + overhead_s
     noise = Noise.of(comparison, block_s=block_s, overhead_s=overhead_s)
-    true = comparison.ratio if ratio is None else ratio
-    if noise is None or true is None:
+    if noise is None or comparison.ratio is None:
         return least_s, comparison.trials
-    distance, fewest = abs(math.log1p(comparison.margin) - math.log(true)), 0.0
-    if ratio is None:
-        distance = max(distance, comparison.spread or 0.0)
-        fewest = _LONGER * (comparison.trials if noise.by_trial else comparison.blocks)
+    distance = max(abs(math.log1p(comparison.margin) - math.log(comparison.ratio)), comparison.spread or 0.0)
+    fewest = _LONGER * (comparison.trials if noise.by_trial else comparison.blocks)
     # A FAIL is one of several tests (Bonferroni, the first step of Holm's), a PASS is not.
-    alpha = comparison.alpha / comparison.tests if true > 1.0 + comparison.margin else comparison.alpha
-    return noise.needed(distance, alpha=alpha, power=power, least_s=least_s, fewest=fewest)
+    tests = comparison.tests if comparison.ratio > 1.0 + comparison.margin else 1
+    return noise.needed(distance, alpha=comparison.alpha / tests, power=power, least_s=least_s, fewest=fewest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +173,7 @@ def needs(limits: GateLimits, targets: Sequence[SloTarget]) -> Iterator[Need]:
 def _clean(allowed: float, limits: GateLimits) -> int | None:
     """Return how many requests without a miss show that no more than the allowed share misses."""
     if 0.0 < allowed < 1.0:
-        return requests_for_share(0.0, allowed, alpha=limits.alpha, power=POWER)
+        return requests_for_share(0.0, allowed, alpha=limits.alpha)
     return 1 if allowed else None
 
 
@@ -225,15 +215,15 @@ def share_needed_s(
     error = math.sqrt(allowed * (1.0 - allowed) * design_effect / requests)
     if abs(seen - allowed) < error:
         seen = max(0.0, allowed - error)
-    needed = requests_for_share(seen, allowed, alpha=alpha, power=POWER)
+    needed = requests_for_share(seen, allowed, alpha=alpha)
     if needed is None:
         return None
     seconds = max(math.ceil(needed * design_effect / requests_per_s / block_s - 1e-9), min_blocks) * block_s
     return seconds if seconds <= LONGEST_S else None
 
 
-def requests_for_share(true: float, allowed: float, *, alpha: float, power: float) -> int | None:
-    """Return how many independent requests separate a true share from the allowed one; None if they are equal.
+def requests_for_share(true: float, allowed: float, *, alpha: float) -> int | None:
+    """Return how many independent requests separate a true share from the allowed one with POWER; None if equal.
 
     Without any miss the exact binomial limit of none in n is 1 - alpha^(1/n): 299 requests show 1 % at alpha 0.05.
     """
@@ -242,5 +232,5 @@ def requests_for_share(true: float, allowed: float, *, alpha: float, power: floa
     if true == 0.0:
         return math.ceil(math.log(alpha) / math.log1p(-allowed) - 1e-9)
     reject = float(ndtri(1.0 - alpha)) * math.sqrt(allowed * (1.0 - allowed))
-    detect = float(ndtri(power)) * math.sqrt(true * (1.0 - true))
+    detect = float(ndtri(POWER)) * math.sqrt(true * (1.0 - true))
     return math.ceil(((reject + detect) / (true - allowed)) ** 2)

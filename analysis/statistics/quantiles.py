@@ -13,18 +13,12 @@ from tailgate.analysis.statistics.distributions import binomial_quantile
 
 
 def quantile(values: npt.ArrayLike, q: float) -> float:
-    """Return the `q` quantile of the values that are numbers, by definition 7 of Hyndman and Fan [16]; NaN of none.
-
-    One value is every quantile of itself; among ties the tied value is returned.
-    """
+    """Return the `q` quantile of the values that are numbers, by definition 7 of Hyndman and Fan [16]; NaN of none."""
     return quantiles(values, (q,))[0]
 
 
 def quantiles(values: npt.ArrayLike, qs: Sequence[float], *, in_place: bool = False) -> list[float]:
-    """Return several quantiles, as `quantile` gives them, from one partial sort of a copy of the values.
-
-    `in_place`: of the values themselves, none of which is NaN.
-    """
+    """Return several quantiles, as `quantile` gives them; `in_place` sorts the values themselves, none of them NaN."""
     known = np.asarray(values)
     known = known if in_place else known[~np.isnan(known)]
     if not known.size:
@@ -39,20 +33,15 @@ def quantiles_of_groups(values: Floats, group: Ints, qs: Sequence[float]) -> Flo
     ordered = values[np.argsort(group.astype(np.int16) if len(sizes) < 1 << 15 else group, kind="stable")]  # by radix
     for first, end in zip((ends - sizes).tolist(), ends.tolist(), strict=True):
         ordered[first:end].sort()  # what is no number comes last
-    return quantiles_of_ordered(ordered, ends - sizes, known, qs)
-
-
-def quantiles_of_ordered(ordered: Floats, first: Ints, size: Ints, qs: Sequence[float]) -> Floats:
-    """Return `quantiles` of each stretch of `size` sorted numbers from `first` on. Shape (stretches, quantiles)."""
     if not ordered.size:
-        return np.full((len(first), len(qs)), math.nan)
-    begin, most = first[:, None], np.maximum(size - 1, 0)[:, None]
+        return np.full((len(sizes), len(qs)), math.nan)
+    begin, most = (ends - sizes)[:, None], np.maximum(known - 1, 0)[:, None]
     place = most * np.asarray(qs)
     below = np.floor(place).astype(np.int64)
     low, high = ordered[begin + below], ordered[begin + np.minimum(below + 1, most)]
     share, width = place - below, high - low
     between = np.where(share < 0.5, low + width * share, high - width * (1.0 - share))  # as NumPy does, to the last bit
-    return np.asarray(np.where(size[:, None] > 0, between, math.nan))
+    return np.asarray(np.where(known[:, None] > 0, between, math.nan))
 
 
 def ordered_interval(

@@ -1,11 +1,8 @@
 """Evidence on a ratio that may be analysed after every minute, with an error that holds over all interim analyses.
 
-With the treatment's latencies divided by 1 + margin, the score z of a group of blocks is how much more often the
-treatment exceeds the group's own quantile than the control does. Were 1 + margin the true ratio, swapping the arms
-would only flip its sign, so the product of exp(λz) / cosh(λz) is a martingale of mean 1 [11]: it ever exceeds 1 / alpha
-with a chance of alpha at most [12]. Where shares are uneven, requests are exchanged instead: w^k / E[w^k] of a
-hypergeometric count. Logarithms are divided by how much groups resemble each other (`docs/decisions/0016`, with the
-errors that were measured).
+The product of exp(λz) / cosh(λz) over the scores z of groups of blocks is a martingale [11, 12]
+(docs/explanation/method.md, "Interim analyses"). Where shares are uneven, requests are exchanged instead: w^k / E[w^k]
+of a hypergeometric count. Logarithms are divided by how much groups resemble each other (`docs/decisions/0016`).
 """
 
 from __future__ import annotations
@@ -152,7 +149,7 @@ class Groups:
         """Return the limits of the ratio by all groups, one-sided at level alpha over all interim analyses.
 
         Evidence of harm refutes every ratio below the lower one, evidence of safety every ratio above the upper one.
-        They are 0 and infinity while nothing is refuted. Between the tried ratios the crossing is interpolated.
+        They are 0 and infinity while nothing is refuted.
         """
         if not len(self):
             return 0.0, math.inf
@@ -275,10 +272,8 @@ def _deflations(scores: Floats, lasting: Floats) -> Floats:
 
 
 def _neighbours(scores: Floats) -> Floats:
-    """Return the correlation of neighbouring scores after each group, less half of its standard error.
-
-    In a jam the tail may follow one arm for longer than a group, and the mean of all requests does not show it.
-    """
+    """Return the correlation of neighbouring scores after each group, less half of its standard error: in a jam the
+    tail may follow one arm for longer than a group."""
     seen = np.arange(1, len(scores) + 1)
     mean = np.cumsum(scores) / seen
     variance = np.cumsum(scores**2) / seen - mean**2
@@ -290,12 +285,8 @@ def _neighbours(scores: Floats) -> Floats:
 
 
 def _lasting(differences: Floats, trial: Ints, restart_spread: float, *, doubt: float = 0.0) -> Floats:
-    """Return, after each group, the excess variance per group of the sum of `differences` over that of independent
-    groups.
-
-    The differences are of mean log latencies. 0 for the first few. For means of few requests, only covariances beyond
-    `doubt` standard errors count.
-    """
+    """Return, after each group, the excess variance per group of the sum of `differences` of mean log latencies over
+    that of independent groups; 0 for the first few. Only covariances beyond `doubt` standard errors count."""
     found = np.zeros(len(differences))
     for seen in range(FEWEST_GROUPS, len(differences) + 1):
         rest = differences[:seen] - differences[:seen].mean()
@@ -308,10 +299,7 @@ def _lasting(differences: Floats, trial: Ints, restart_spread: float, *, doubt: 
 
 
 def _variance_of_starts(differences: Floats, trial: Ints, restart_spread: float) -> float:
-    """Return the variance, per group, that starts add to the sum over groups.
-
-    It combines the assumed variance of a start, which counts as four starts, with that of the starts so far.
-    """
+    """Return the variance, per group, that starts add to the sum over groups (`restart_variance`)."""
     which, sizes = np.unique(trial, return_inverse=True, return_counts=True)[1:]
     means = np.bincount(which, differences) / sizes
     within = float(((differences - means[which]) ** 2).sum()) / max(1, len(differences) - len(means))

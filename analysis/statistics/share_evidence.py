@@ -1,12 +1,8 @@
 """Whether a share of requests keeps below what is allowed: once at the end, or after every block of a run.
 
-Misses come in bunches. The design effect is how many times more the count of misses varies over stretches of blocks
-than that of independent requests. Few misses cannot show it, but slow requests can (`bunching`); a run too short for
-the first jam shows none (`BLOCKS_FOR_PASS`). Where the slowest request is far below the limit (`is_far`), neither
-matters.
-
-Sequential evidence is the likelihood ratio of other shares to the allowed one, a martingale of mean 1 [12, 13]; its
-logarithm is divided by the design effect. `python benchmarks/judging.py objectives` measures the error rates.
+Misses come in bunches (docs/explanation/method.md, "Objectives and errors"). Sequential evidence is the likelihood
+ratio of other shares to the allowed one, a martingale of mean 1 [12, 13], its logarithm divided by the design effect.
+`python benchmarks/judging.py objectives` measures the error rates.
 """
 
 from __future__ import annotations
@@ -104,8 +100,7 @@ def share_limits(
 def is_far(slowest_ms: float, limit_ms: float | None, *, blocks: int) -> bool:
     """Return whether the slowest request of so many blocks is so far below the limit that no jam comes near it.
 
-    The fewer blocks there are, the more jams they may have missed, and the farther it must be: 18 times in 4 blocks, 4
-    times in 18, and 3 times from 24 blocks on.
+    The fewer blocks there are, the farther: 18 times in 4 blocks, 4 times in 18, and 3 times from 24 blocks on.
     """
     far = max(_FAR, _FAR_BLOCKS / max(1, blocks))
     return limit_ms is not None and slowest_ms * far <= limit_ms
@@ -114,8 +109,7 @@ def is_far(slowest_ms: float, limit_ms: float | None, *, blocks: int) -> bool:
 def bunching(values: Floats, block: Ints, *, allowed: float) -> float:
     """Return the largest design effect of the slow requests, from the allowed share up to the slowest fifth: 1 or more.
 
-    `values` are latencies, infinite where a request failed; `block` numbers the blocks from 0. Latencies that
-    differ by less than 1 % count as equal.
+    `values` are latencies, infinite where a request failed; `block` numbers the blocks from 0.
     """
     if not len(values) or not 0.0 < allowed < 1.0:
         return 1.0

@@ -87,11 +87,8 @@ class SlowCounts:
         return np.asarray(excess / np.sqrt(np.maximum(1, self.treatment + self.control)))
 
     def by_request(self) -> Floats:
-        """Return the excess of the treatment's share of the slow requests over its share of all, in standard
-        deviations.
-
-        They are those of requests exchanged between the arms at random. Shape (..., groups).
-        """
+        """Return the excess of the treatment's share of the slow requests over its share of all, in standard deviations
+        of requests exchanged between the arms at random. Shape (..., groups)."""
         slow, total = self.treatment + self.control, self.own + self.other
         mean = slow * self.own / total
         variance = mean * (1.0 - self.own / total) * (total - slow) / np.maximum(1, total - 1)

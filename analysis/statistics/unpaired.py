@@ -1,8 +1,7 @@
 """Arms that ran separately: the difference of two runs that shared neither schedule nor machine nor day.
 
-The unit is the trial, a fresh start: requests of one trial share its fate. Figures are logarithms. Equal runs differ by
-the variance of each trial (its traffic, its start) and by that of the day, which all trials of a run share, so that no
-number of them shows it. The blocks of a trial predict how far its traffic moves its figure.
+The unit is the trial, a fresh start. Figures are logarithms. Equal runs differ by the variance of each trial (its
+traffic, which its blocks predict, and its start) and by that of the day, which no number of trials shows.
 """
 
 from __future__ import annotations
@@ -39,9 +38,8 @@ def level_of(values: Floats, traffic: Sequence[Part | None], *, restart_spread: 
     """Estimate the level of one run from the figure of each trial, one at least, in logarithms.
 
     `traffic` is the variance that the blocks of each trial predict, None if they cannot. From six trials on the
-    variance is the trials' own [14]. Below, it is at least what the traffic predicts together with the allowance for
-    starts, `restart_spread`, which counts as four of them: two trials may be alike by chance. Without that prediction
-    three trials or more use their own variance, and fewer have none.
+    variance is the trials' own [14]. Below, it is at least what the traffic predicts with the allowance for starts,
+    `restart_spread`. Without that prediction three trials or more use their own variance, and fewer have none.
     """
     count = len(values)
     each = Part(variance=float(values.var(ddof=1)), degrees=count - 1.0) if count > 1 else None
@@ -69,10 +67,8 @@ def difference(baseline: Level, candidate: Level, day: Part, *, bound: float, al
 
 
 def quantile_error(values: Floats, block: Ints, q: float, value: float) -> Part | None:
-    """Return the variance of the log quantile `value` of one trial; None if its blocks cannot show it.
-
-    It comes from an interval of order statistics that allows for bunching; the p99 of fifty requests has none.
-    """
+    """Return the variance of the log quantile `value` of one trial, by an interval of order statistics that allows for
+    bunching; None if its blocks cannot show it, as of the p99 of fifty requests."""
     bunching = _bunching(values > value, block)
     if bunching is None:
         return None

@@ -1,9 +1,8 @@
 """The tail of a typical block: whether an arm exceeds each window's own quantile more often than the control does.
 
-Each window has a threshold of its own, the quantile of the requests of both arms in it, and every window weighs the
-same. With the treatment's latencies divided by a ratio, the exceedances of the two arms balance when that is the ratio
-of their tails in a typical window. The standard error is that of groups of windows [1], each by how much it moved the
-ratio that was fitted to it (HC3 [15]).
+With the treatment's latencies divided by a ratio, the exceedances of the two arms balance when that is the ratio of
+their tails in a typical window (docs/explanation/method.md, "Comparing arms"). The standard error is that of groups of
+windows [1], each by how much it moved the ratio that was fitted to it (HC3 [15]).
 """
 
 from __future__ import annotations

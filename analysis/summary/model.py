@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, Self, TypeVar
+from typing import Annotated, Any, Final, Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic.json_schema import GenerateJsonSchema
 
-from tailgate.analysis.checks.machine_verdict import MachineVerdict
+from tailgate.analysis.checks.machines import MachineVerdict
 from tailgate.analysis.judging.load_steps import Step
 from tailgate.analysis.judging.verdict import Advice
 from tailgate.analysis.records.plain_values import CONTROL
@@ -24,18 +24,8 @@ SCHEMA: Final = 2
 Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE"]
 Number = float | None
 Count = int | None
-_T = TypeVar("_T")
-
-
-def _usable(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
-    try:
-        return validate(value)
-    except ValidationError:
-        return None
-
-
-Known = Annotated[_T | None, WrapValidator(_usable)]
-"""A value that another program may have written: null where it is of another kind."""
+Facts = dict[str, str | bool | float | list[Any] | None]
+"""What another program may have written, by dotted key."""
 
 
 class Row(BaseModel):
@@ -294,7 +284,6 @@ class Histogram(Row):
 
     edges_ms: list[float] = []
     counts: list[int] = []
-    ecdf: Annotated[list[tuple[float, Number, Number, Number]], Field(description="quantile, value, low, high")] = []
 
 
 # --- How the run went -------------------------------------------------------------------------------------------------
@@ -366,41 +355,6 @@ class Frontier(Row):
     steps: list[Step]
 
 
-class OverLimit(Row):
-    """Requests of which a length was cut to the limit of the model."""
-
-    input_over: int
-    output_over: int
-
-
-class Traffic(Row):
-    """What the first trial that describes its traffic says of it."""
-
-    over_limit: Known[OverLimit] = None
-    prompts: Annotated[dict[str, str | bool | float | list[Any] | None], Field(description="by dotted key")] = {}
-
-
-class Cpu(Row):
-    """The processor."""
-
-    model: Known[str] = None
-    count: Known[int] = None
-    usable: Known[int] = None
-
-
-class Environment(Row):
-    """A machine's description; for joined runs, what all machines have in common."""
-
-    python: Known[str] = None
-    platform: Known[str] = None
-    versions: Known[dict[str, str]] = None
-    git_commit: Known[str] = None
-    machine: Known[str] = None
-    cpu: Known[Cpu] = None
-    memory_bytes: Known[int] = None
-    gpus: Known[list[str]] = None
-
-
 class Summary(Row):
     """A judged run."""
 
@@ -427,10 +381,10 @@ class Summary(Row):
     ramp: Ramp | None = None
     weights: Annotated[list[WeightChange], Field(description="changes in order")] = []
     joined: Joined | None = None
-    traffic: Traffic = Traffic()
+    traffic: Annotated[Facts, Field(description="of the first trial that describes its traffic")] = {}
     machines: MachineVerdict
     frontier: Frontier | None = None
-    environment: Environment = Environment()
+    environment: Annotated[Facts, Field(description="of the machine; of joined runs, what all have in common")] = {}
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Self:

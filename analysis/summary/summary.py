@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from tailgate.analysis.arrays import Bools, Floats, parts
 from tailgate.analysis.checks.check import Check
 from tailgate.analysis.checks.pressure import in_words
 from tailgate.analysis.frontier.summary_rows import summary_rows as frontier_rows
@@ -35,14 +34,12 @@ from tailgate.analysis.run.trials import SECOND
 from tailgate.analysis.settings.metrics import EMBED, EMBED_METRICS
 from tailgate.analysis.settings.slo_targets import merged
 from tailgate.analysis.statistics.compare import Comparison
-from tailgate.analysis.statistics.quantiles import ordered_interval, quantiles_of_groups, quantiles_of_ordered
-from tailgate.analysis.statistics.share_evidence import design_effect
+from tailgate.analysis.statistics.quantiles import quantiles_of_groups
 from tailgate.analysis.summary.arms import arm_row
-from tailgate.analysis.summary.model import SCHEMA, Summary
+from tailgate.analysis.summary.model import Summary
 
 EXIT_CODES = {PASS: 0, INCONCLUSIVE: 3, FAIL: 99}
 
-_QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
 _MOST_EVENTS = 500
 _MOST_REQUEST_IDS = 50
 _CURVE_BINS = 60
@@ -78,12 +75,6 @@ def write_summary(summary: Mapping[str, Any], path: Path) -> None:
     write_json(path, summary, indent=1, ensure_ascii=False, allow_nan=False)
 
 
-def exit_code(summary: Mapping[str, Any]) -> int:
-    """Return 0 for PASS, 99 for FAIL, 3 for INCONCLUSIVE, and 0 for a search that asked for no verdicts."""
-    frontier = summary.get("frontier")
-    return 0 if frontier and not frontier["gated"] else EXIT_CODES[str(summary["overall"])]
-
-
 def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
     frontier = frontier_rows(run, judgement)
     gated = frontier is None or frontier["gated"]
@@ -94,13 +85,12 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         arms = processors.map(lambda arm: arm_row(run, arm, judgement), run.arms)
     spikes, distribution, series = (other.result() for other in others)
     return {
-        "schema": SCHEMA,
         "name": str(run.records.experiment.get("name") or run_id),
         "task": EMBED if run.embeds else "generate",
         "run_id": run_id,
         "created": _moment(min((trial.first_ns for trial in run.trials if trial.first_ns > 0), default=0)),
         "overall": judgement.overall,
-        "exit_code": exit_code({"overall": judgement.overall, "frontier": frontier}),
+        "exit_code": EXIT_CODES[judgement.overall] if gated else 0,
         "headline": (frontier and frontier["headline"]) or judgement.headline,
         "control": run.control,
         "arms": list(arms),
@@ -126,7 +116,7 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         "traffic": _traffic(run),
         "machines": asdict(judgement.machine_verdict),
         "frontier": frontier,
-        "environment": run.records.environment,
+        "environment": dict(flat({**run.records.environment, "clock": None})),
     }
 
 
@@ -192,9 +182,8 @@ def _joined_run(run: RecordedRun) -> dict[str, Any]:
 
 def _traffic(run: Run) -> dict[str, Any]:
     """Return the traffic of the first trial that describes it. Trials differ only in what they draw."""
-    known = (info for info in run.infos if mapping(info.get("over_limit")) or mapping(info.get("prompts")))
-    info = next(known, {})
-    return {"over_limit": info.get("over_limit"), "prompts": dict(flat(mapping(info.get("prompts"))))}
+    described = ({key: mapping(info.get(key)) for key in ("prompts", "over_limit")} for info in run.infos)
+    return dict(flat(next((facts for facts in described if any(facts.values())), {})))
 
 
 def _comparison_row(item: Comparison, gate: Gate | None) -> dict[str, Any]:
@@ -271,7 +260,7 @@ def _bins(run: Run, arm: str, bin_s: float) -> dict[str, list[Any]]:
 
 
 def _distribution(run: Run) -> dict[str, Any]:
-    """Return histograms on edges common to the arms, and quantiles with 95 % limits that allow for bunching."""
+    """Return histograms on edges common to the arms."""
     metrics: dict[str, dict[str, Any]] = {}
     for metric in EMBED_METRICS if run.embeds else ("ttft", "e2e"):
         values = run.requests.metric_ms(metric)
@@ -284,32 +273,13 @@ def _distribution(run: Run) -> dict[str, Any]:
         )
         edges = np.geomspace(low * 0.999, max(high, low * 1.01) * 1.001, _CURVE_BINS + 1)
         for arm in run.arms:
-            own = usable & run.of_arm(arm)
-            ordered = values[own]
+            ordered = values[usable & run.of_arm(arm)]
             ordered.sort()
-            at = quantiles_of_ordered(ordered, np.array([0]), np.array([ordered.size]), _QUANTILES)[0]
-            curve = []
-            for q, value, effect in zip(_QUANTILES, at.tolist(), _effects(run, own, values, at), strict=True):
-                lower, upper = ordered_interval(ordered, q, confidence=0.95, design_effect=effect)
-                curve.append([q, value, lower, upper])
             metrics[metric][arm] = {
                 "edges_ms": edges.tolist(),
                 "counts": np.diff(np.searchsorted(ordered, edges)).tolist(),  # none is as large as the last edge
-                "ecdf": curve,
             }
     return metrics
-
-
-def _effects(run: Run, own: Bools, values: Floats, at: Floats) -> list[float]:
-    """Return the design effect of the requests in `own` beyond each of the rising values `at`."""
-    counts = np.zeros((len(at) + 1, run.blocks), dtype=np.int64)
-    for part in parts(len(own)):
-        rows = np.flatnonzero(own[part]) + part.start
-        beyond = np.searchsorted(at.astype(values.dtype), values[rows])  # how many of them
-        counts += np.bincount(beyond * run.blocks + run.block_of(rows), minlength=counts.size).reshape(counts.shape)
-    slower = np.cumsum(counts[::-1], axis=0)[::-1]
-    held = int(np.flatnonzero(slower[0]).max(initial=-1)) + 1  # blocks
-    return [design_effect(slow[:held], slower[0, :held]) for slow in slower[1:]]
 
 
 def _design(run: Run) -> dict[str, Any]:

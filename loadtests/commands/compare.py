@@ -60,7 +60,7 @@ def command(
     from tailgate.analysis.records.tables import RecordError
     from tailgate.analysis.report import write_reports
     from tailgate.analysis.report.terminal import verdict_table
-    from tailgate.analysis.summary.summary import exit_code, write_summary
+    from tailgate.analysis.summary.summary import write_summary
     from tailgate.loadtests.experiments.files import check_makeable
 
     check_named({"BASELINE": baseline, "CANDIDATE": candidate, "--arm": arm, "--limits": limits, "--out": out})
@@ -88,7 +88,7 @@ def command(
     words += [str(row["reason"]) for row in summary["validity"] if row["check"] == WHAT_DIFFERS.name]
     words += [] if folder is None else [f"report: {folder / 'report.html'}"]
     stdout.write("\n".join(words), summary, as_json=as_json)
-    return exit_code(summary)
+    return int(summary["exit_code"])
 
 
 def read_gates(path: Path) -> Mapping[str, Any]:

@@ -31,7 +31,7 @@ def judge_run(
     from tailgate.analysis.records.tables import RecordError
     from tailgate.analysis.report import write_reports
     from tailgate.analysis.report.terminal import next_step, verdict_table
-    from tailgate.analysis.summary.summary import analyze, exit_code, write_summary
+    from tailgate.analysis.summary.summary import analyze, write_summary
 
     def unjudged(message: str, code: int) -> int:
         """Complain that there is no verdict. After a run, programs still get their line."""
@@ -51,7 +51,7 @@ def judge_run(
         return unjudged(f"interrupted: the records are kept: tailgate analyze {run_dir}", EXIT_BROKE)
     except Exception as error:
         return unjudged(fault(error, run_dir), EXIT_BROKE)
-    code = EXIT_BROKE if broke else exit_code(summary)
+    code = EXIT_BROKE if broke else int(summary["exit_code"])
     experiment = run_dir / "experiment.toml"  # runs that are judged as one have none in common
     name = str(experiment) if experiment.is_file() else experiment.name
     step = next_step(summary, experiment=name)

@@ -10,7 +10,7 @@ from importlib.resources import files
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from tailgate.analysis.glossary import PATTERN, definitions, with_tooltips
+from tailgate.analysis.glossary import DEFINITIONS, PATTERN, with_tooltips
 from tailgate.analysis.records.schemas import EVENT_KINDS
 from tailgate.analysis.settings.metrics import METRIC_NAMES
 
@@ -40,7 +40,7 @@ def page() -> tuple[bytes, str]:
         "kinds": dict(EVENT_KINDS),
         "metrics": {key: METRIC_NAMES[key] for key in ("ttft", "e2e")},
         "terms": PATTERN,
-        "glossary": dict(definitions()),
+        "glossary": DEFINITIONS,
     }
     body = "\n".join(map(template_text, _SCRIPTS))
     script = f'(() => {{\n"use strict";\nconst data = {json.dumps(names)};\n{body}}})();\n'

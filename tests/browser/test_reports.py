@@ -42,8 +42,6 @@ def crowded(demo: Summary) -> Summary:
         if isinstance(value, dict):
             return {LONG if item == "compiled-naive" else item: stretched(value[item], item) for item in value}
         if isinstance(value, list):
-            if key == "ecdf":
-                return [[row[0], *(item and item * 99_991 for item in row[1:])] for row in value]
             return [stretched(item, key) for item in value]
         if isinstance(value, float) and key in long_figures:
             return value * 99_991

@@ -24,7 +24,7 @@ from tailgate.analysis.arrays import Floats, Ints
 from tailgate.analysis.checks.check import ESTIMATES, Check
 from tailgate.analysis.checks.table import RULES
 from tailgate.analysis.judging.gates import Gate
-from tailgate.analysis.records.documents import toml_with_checksum, write_document
+from tailgate.analysis.records.documents import EDITED, toml_with_checksum, write_document
 from tailgate.analysis.records.schemas import COMPILE_EVENTS, REQUESTS, STEPS
 from tailgate.analysis.records.tables import RecordWriter
 from tailgate.analysis.run.slo import ShareResult
@@ -122,15 +122,15 @@ def write_run(directory: Path, run: FakeRun) -> Path:
 
 def _make_run(directory: Path, run: FakeRun) -> None:
     directory.mkdir()
-    (directory / "experiment.toml").write_text(_experiment(run))
+    experiment = _experiment(run)
+    experiment = toml_with_checksum(experiment) if run.checksums else f"{experiment}{EDITED}\n"
+    (directory / "experiment.toml").write_text(experiment)
     (directory / "environment.json").write_text(json.dumps(run.environment))
     for number in range(1, run.trials + 1):
         folder = directory / f"trial-{number:02}"
         folder.mkdir()
         _write_trial(folder, run, number)
     if run.checksums:
-        experiment = directory / "experiment.toml"
-        experiment.write_text(toml_with_checksum(experiment.read_text()))
         for path in directory.rglob("*.json"):
             write_document(path, json.loads(path.read_text()))
 

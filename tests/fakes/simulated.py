@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from benchmarks.simulation.fleet import CONTROL, TREATMENT, Fleet, recorded
 from benchmarks.simulation.greedy import Server
+from tailgate.analysis.records.documents import EDITED
 from tailgate.analysis.records.schemas import COMPILE_EVENTS, REQUESTS
 from tailgate.analysis.records.tables import RecordWriter
 from tests.fakes.http_servers import DONE, Request, answer, event, plain, serving, usage
@@ -65,7 +66,7 @@ def write_external(folder: Path, made: Fleet, *, gates: Mapping[str, Any], seed:
     pieces.append(f'[[arms]]\nname = "{TREATMENT}"\nkind = "openai"\n')
     pieces.append("[gates]\n" + "".join(f"{key} = {value}\n" for key, value in gates.items()))
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "experiment.toml").write_text("compare_models = true\n" + "\n".join(pieces))
+    (folder / "experiment.toml").write_text("compare_models = true\n" + "\n".join([*pieces, EDITED]))
     write_requests(folder / "requests.arrow", recorded(made, np.random.default_rng(seed))[1])
     return folder
 

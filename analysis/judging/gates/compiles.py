@@ -2,8 +2,8 @@
 (`gates.max_recompiles`, `max_stall_s`, `max_stall_s_per_min`, `max_requests_hit_pct`), and steps that ran eagerly
 (`gates.max_eager_steps_pct`).
 
-A managed arm reports its compiles. The log of an external arm shows that it compiles, and so can fail it. A stall that
-clients see shows that something delayed requests, and not what: it leaves a gate open that it would fail as a compile.
+The log of an external arm can fail it. A stall that clients see does not show what delayed requests: it leaves a gate
+open that it would fail as a compile.
 """
 
 from __future__ import annotations

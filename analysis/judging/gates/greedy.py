@@ -1,10 +1,8 @@
 """Greedy parity: an external arm gives the control's answers, word for word (`parity.served`).
 
-Both are asked twice, as servers with batches do not repeat themselves to the bit: rounding chooses where two tokens are
-nearly tied. An answer that a server does not repeat counts against no arm. Two servers of one model that round
-differently part at a few percent of the tokens, and words alone do not tell that from a small fault. So only departures
-that no rounding explains are FAIL, a PASS needs equal words (`parity.max_different` allows some to differ), and
-anything else is INCONCLUSIVE. Decision 0019 says why the limits are what they are.
+Both are asked twice, as rounding chooses where two tokens are nearly tied, and an answer that a server does not repeat
+counts against no arm. Only departures that no rounding explains are FAIL, a PASS needs equal words
+(`parity.max_different` allows some to differ), and anything else is INCONCLUSIVE (decision 0019).
 """
 
 from __future__ import annotations
@@ -48,9 +46,7 @@ def judge_greedy(
 ) -> Gate:
     """Judge what the control and the arm answered in each trial; a trial that lost an answer leaves all but FAIL open.
 
-    Equal arms FAIL with a chance of at most `alpha`, as long as rounding alone parts them at fewer than
-    `BEYOND_ROUNDING` of the tokens. The gate's value is the share of the control's repeated answers that the arm does
-    not give, None where there is none.
+    The gate's value is the share of the control's repeated answers that the arm does not give, None without any.
     """
     fours: list[Four] = []
     lost: list[str] = []

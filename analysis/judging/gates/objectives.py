@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from tailgate.analysis.arrays import Bools
 from tailgate.analysis.judging.gates import INCONCLUSIVE, Gate, count_gate
 from tailgate.analysis.judging.gates.latency import whole_s
 from tailgate.analysis.judging.paths import share_path, share_tests
@@ -22,13 +21,8 @@ from tailgate.analysis.statistics.planning import share_needed_s
 from tailgate.analysis.wording import counted, percent
 
 
-def held_to(run: Run, arm: str) -> Bools:
-    """Return the requests of the arm that objectives cover."""
-    return run.of_arm(arm) & run.usable
-
-
 def objective_gate(run: Run, arm: str, target: SloTarget) -> Gate:
-    rows = held_to(run, arm)
+    rows = run.of_arm(arm) & run.usable
     value = observed(run.requests, rows, target)
     what = "token gaps" if target.metric == "itl" else "requests"
     if target.quantile is None:

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from tailgate.analysis.checks.check import Evidence
-from tailgate.analysis.checks.machine_verdict import machine_verdict
-from tailgate.analysis.checks.machines import LEVER, host, speed
+from tailgate.analysis.checks.machines import LEVER, host, machine_verdict, speed
 from tailgate.analysis.checks.table import RULES
 from tailgate.analysis.judging.comparisons import Comparisons
 from tailgate.analysis.records.run_records import read_run

@@ -24,7 +24,6 @@ from tests.fakes.results import Sent, in_turn, traffic, write
 ONE = Sent(due_s=2.0, late_s=0.5, first_s=0.25, gaps_s=(0.125, 0.25), prompt_tokens=7)
 FAILED = Sent(due_s=3.0, error="Bad Gateway")
 TIMES = [250_000_000, 375_000_000, 625_000_000]
-REQUESTS = traffic(5)
 
 
 def test_latency_counts_from_the_schedule() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from tailgate.analysis.interim import JOURNAL
 from tailgate.analysis.interim.journal import Watch, read_interim, row_of, settled
 from tailgate.analysis.interim.outlook import analyse, outlook_of
 from tailgate.analysis.judging import paths
@@ -78,13 +78,10 @@ def test_an_interim_decision_is_that_of_the_whole_run_at_the_same_instant(long_r
     assert set(decided) == {"noninferiority p99_ttft", "noninferiority p99_e2e", "slo p99_e2e_ms", "errors"}
     for seconds in (600, 1020, 1500):
         interim = analyse(run_until(long_run, seconds))
-        for gate in interim.gates:
-            if gate.path is None:
-                continue
-            assert (": decided after" in gate.reason) is (gate.path.decided_s is not None)
+        for gate, path in ((gate, gate.path) for gate in interim.gates if gate.path is not None):
+            assert (": decided after" in gate.reason) is (path.decided_s is not None)
             at_s = decided[gate.gate]
-            seen = gate.path.decided_s
-            assert seen == (at_s if at_s is not None and at_s <= seconds else None), (gate.gate, seconds)
+            assert path.decided_s == (at_s if at_s is not None and at_s <= seconds else None), (gate.gate, seconds)
 
 
 def test_a_pass_needs_one_by_a_single_analysis_of_all_data_too(long_run: Path) -> None:
@@ -96,8 +93,7 @@ def test_a_pass_needs_one_by_a_single_analysis_of_all_data_too(long_run: Path) -
     assert (decided.verdict, path.outcome) == (PASS, PASS)
     doubtful, path = paths.with_evidence(run, replace(item, p_noninferior=0.11, high=1.12), samples, gates=1)
     assert (doubtful.verdict, path.outcome, path.decided_s) == (INCONCLUSIVE, None, None)
-    assert doubtful.high is not None
-    assert doubtful.high >= 1.12
+    assert (doubtful.high or 0.0) >= 1.12
     assert doubtful.reason.endswith("leaves the limit of 1.10 open.")
 
 
@@ -119,10 +115,7 @@ def test_a_large_effect_is_decided_in_three_minutes_of_steady_traffic(
     assert (latency.verdict, interim.arms[0].decision) == (decision, decision), interim.arms[0].reason
     assert latency.path is not None
     assert (latency.path.decided_s or 999) <= 210
-    low, high = latency.low, latency.high
-    assert low is not None
-    assert high is not None
-    assert ratio / 2 < low < ratio < high < ratio * 2
+    assert ratio / 2 < (latency.low or 0.0) < ratio < (latency.high or math.inf) < ratio * 2
 
 
 @pytest.mark.parametrize(("spread", "decision"), [(0.075, FAIL), (0.08, None)])
@@ -209,8 +202,7 @@ def test_each_block_that_settles_is_followed_by_an_interim_analysis(tmp_path: Pa
     until(directory, 29)
     assert watch.analyse(2) is None, "no block is whole"
     until(directory, 61)
-    row = watch.analyse(3)
-    assert row is not None
+    row = watch.analyse(3) or {}
     assert (row["number"], row["seconds"], row["at_ns"]) == (1, 60.0, 3)
     assert watch.analyse(4) is None, "nothing new"
     until(directory, 95)
@@ -260,12 +252,6 @@ def test_value_limit_and_interval_of_a_gate_are_in_one_unit(long_run: Path) -> N
     ratio = rows["noninferiority p99_e2e"]
     assert ratio["unit"] == "ratio"
     assert ratio["low"] < ratio["value"] < ratio["high"]
-
-
-def test_a_torn_last_line_of_the_journal_is_ignored(tmp_path: Path) -> None:
-    (tmp_path / JOURNAL).write_text('{"number": 1}\n{"number": 2, "sec')
-    assert read_interim(tmp_path) == [{"number": 1}]
-    assert read_interim(tmp_path / "none") == []
 
 
 NOW = 100 * SECOND
@@ -373,11 +359,6 @@ def ramp_of(run: Run) -> tuple[str, str]:
     return found.verdict, found.reason
 
 
-def test_a_promoted_candidate_passes_the_ramp(tmp_path: Path) -> None:
-    run = ramped(tmp_path, HALF, change(0, 50, "start", 3), change(590, 50, "promoted", 4))
-    assert ramp_of(run)[0] == "PASS"
-
-
 def test_a_rollback_fails_and_counts_the_requests_that_were_exposed(tmp_path: Path) -> None:
     slow = replace(HALF, arms=(EAGER, FakeArm(name="compiled", compiles=[Compile(at_s=300, seconds=5)])))
     back = change(306, 0, "rollback", 0, why="It compiled.", cause_ns=start_of(1) + 305 * SECOND)
@@ -391,18 +372,20 @@ def test_a_rollback_fails_and_counts_the_requests_that_were_exposed(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "expected", "words"),
     [
-        ((), "5 %"),
-        ((change(300, 50, "advance", 2),), "the run ended"),
-        ((change(300, 50, "advance", 2), change(500, 50, "hold", 2, why="still open")), "25 %: still open"),
+        ((), "INCONCLUSIVE", "5 %"),
+        ((change(300, 50, "advance", 2),), "INCONCLUSIVE", "the run ended"),
+        ((change(300, 50, "advance", 2), change(500, 50, "hold", 2, why="still open")), "INCONCLUSIVE", "25 %: still"),
+        ((change(590, 50, "promoted", 4),), "PASS", ""),
     ],
-    ids=["first step", "cut off", "held"],
+    ids=["first step", "cut off", "held", "promoted"],
 )
-def test_a_ramp_that_was_held_is_open(tmp_path: Path, changes: tuple[WeightChange, ...], words: str) -> None:
+def test_a_ramp_passes_once_promoted(
+    tmp_path: Path, changes: tuple[WeightChange, ...], expected: str, words: str
+) -> None:
     verdict, reason = ramp_of(ramped(tmp_path, HALF, change(0, 50, "start", 1), *changes))
-    assert verdict == "INCONCLUSIVE"
-    assert words in reason
+    assert (verdict, words in reason) == (expected, True), reason
 
 
 def test_weights_that_changed_outside_a_ramp_are_no_ramp(tmp_path: Path) -> None:

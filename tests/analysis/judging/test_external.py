@@ -111,20 +111,19 @@ def test_compiles_in_a_log_fail_an_arm_whose_clients_saw_none(tmp_path: Path) ->
     assert len(summary["events"]) == 2
 
 
-def test_a_complete_log_passes_an_arm_with_too_few_requests_to_see_compiles(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("blind_spots", "verdict", "value"), [(None, "INCONCLUSIVE", None), ([ONCE], "INCONCLUSIVE", None), ([], "PASS", 0)]
+)
+def test_only_a_complete_log_passes_an_arm_with_too_few_requests_to_see_compiles(
+    blind_spots: list[str] | None, verdict: str, value: int | None, tmp_path: Path
+) -> None:
     folder = written(tmp_path, THIN)
-    alone = gates_of(analyze(folder))["recompiles"]
-    assert alone["verdict"] == "INCONCLUSIVE"
-    gate = gates_of(analyze(write_logged(folder, [])))["recompiles"]
-    assert (gate["verdict"], gate["value"]) == ("PASS", 0)
-
-
-def test_an_incomplete_log_passes_no_arm(tmp_path: Path) -> None:
-    folder = write_logged(written(tmp_path, THIN), [], blind_spots=[ONCE])
-    gate = gates_of(analyze(folder))["recompiles"]
-    assert (gate["verdict"], gate["value"]) == ("INCONCLUSIVE", None)
-    assert ONCE in gate["reason"]
-    assert any(ONCE in note for note in row_of(analyze(folder))["external"]["notes"])
+    found = analyze(folder if blind_spots is None else write_logged(folder, [], blind_spots=blind_spots))
+    gate = gates_of(found)["recompiles"]
+    assert (gate["verdict"], gate["value"]) == (verdict, value)
+    if blind_spots:
+        assert ONCE in gate["reason"]
+        assert any(ONCE in note for note in row_of(found)["external"]["notes"])
 
 
 def test_a_trial_without_the_facts_of_its_log_leaves_the_gates_open(tmp_path: Path) -> None:
@@ -132,8 +131,7 @@ def test_a_trial_without_the_facts_of_its_log_leaves_the_gates_open(tmp_path: Pa
     arms = [{"name": name} for name in (CONTROL, TREATMENT)]
     (folder / "trial.json").write_text(json.dumps({"trial": 1, "complete": True, "arms": arms}))
     gate = gates_of(analyze(folder))["recompiles"]
-    assert gate["verdict"] == "INCONCLUSIVE"
-    assert "trial 1" in gate["reason"]
+    assert (gate["verdict"], "trial 1" in gate["reason"]) == ("INCONCLUSIVE", True)
 
 
 def test_a_logged_compile_without_a_length_lasts_as_long_as_its_stall(tmp_path: Path) -> None:
@@ -207,17 +205,12 @@ def test_trials_add_up_and_lost_answers_leave_a_pass_open_and_a_fail_as_it_is() 
     answers = EXACT.twice(1, PROMPTS)
     passed = judge_greedy("arm", {1: (answers, answers), 2: (answers, answers)}, allowed=0.0, alpha=0.05)
     assert "96 of 96 greedy answers" in passed.reason
-    assert (passed.gate, passed.kind, passed.verdict, passed.limit, passed.unseen) == (
-        *("parity", "parity", "PASS", 0.0),
-        False,
-    )
+    assert (passed.gate, passed.kind, passed.verdict, passed.unseen) == ("parity", "parity", "PASS", False)
     short = tuple(item[:-1] for item in answers)
     for lost in (None, short):
         gate = judge_greedy("arm", {1: (answers, answers), 2: (answers, lost)}, allowed=0.0, alpha=0.05)  # type: ignore[dict-item]
-        assert (gate.verdict, gate.reason, gate.unseen) == (
-            *("INCONCLUSIVE", "The answers of trial 2 are not there."),
-            True,
-        )
+        assert (gate.verdict, gate.unseen) == ("INCONCLUSIVE", True)
+        assert gate.reason == "The answers of trial 2 are not there."
     other = Server(weights="two").twice(1, PROMPTS)
     assert judge_greedy("arm", {1: (answers, other), 2: (None, other)}, allowed=0.0, alpha=0.05).verdict == "FAIL"
     assert judge_greedy("arm", {1: (None, None)}, allowed=0.0, alpha=0.05).verdict == "INCONCLUSIVE"

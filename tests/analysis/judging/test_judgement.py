@@ -18,7 +18,6 @@ from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
 SLO = {"p99_ttft_ms": 2000, "p99_e2e_ms": 9000}
 NAIVE = FakeArm(name="naive", compiles=[Compile(at_s=5 + 10 * step, seconds=3 + step) for step in range(6)])
 SHORT = FakeRun(duration_s=90, rate=2)
-PASSING = FakeRun(slo=SLO)
 
 
 def judged(directory):
@@ -82,13 +81,7 @@ class TestVerdicts:
         assert gate(judgement, "noninferiority p99_e2e", "naive").verdict == "PASS"
         assert gate(judgement, "longest stall", "naive").verdict == "FAIL"
 
-    @pytest.mark.parametrize(
-        ("run", "units"),
-        [
-            (FakeRun(), 8),
-            (FakeRun(trials=6, duration_s=150), 6),
-        ],
-    )
+    @pytest.mark.parametrize(("run", "units"), [(FakeRun(), 8), (FakeRun(trials=6, duration_s=150), 6)])
     def test_the_unit_is_a_group_of_blocks_and_from_six_on_the_trial(self, tmp_path, run, units):
         judgement = judgement_of(tmp_path, run)
         assert {item.groups for item in judgement.compared.gated} == {units}
@@ -131,15 +124,8 @@ class TestVerdicts:
         assert gate(judged(directory), "recompiles", "naive").value == 6
 
 
-QUANTISED = {
-    "arms": (
-        EAGER,
-        FakeArm(
-            name="compiled",
-            config={"model": {"id": "random:tiny", "dtype": "float32", "quantisation": "int8-weight-only"}},
-        ),
-    )
-}
+INT8 = {"model": {"id": "random:tiny", "dtype": "float32", "quantisation": "int8-weight-only"}}
+QUANTISED = {"arms": (EAGER, FakeArm(name="compiled", config=INT8))}
 MEASURED = {verdict: {"name": "compiled", "verdict": verdict, "reasons": []} for verdict in ("PASS", "FAIL")}
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from tailgate.analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
 from tailgate.analysis.judging.load_steps import Held, Holding, Step, goodput_gate, holding_of, steps_of, to_search
+from tailgate.analysis.records.documents import EDITED
 from tailgate.analysis.records.run_records import read_run
 from tailgate.analysis.run.run import Run
 from tailgate.analysis.summary.summary import analyze
@@ -35,7 +36,9 @@ def write_search(
     folder.mkdir(parents=True, exist_ok=True)
     arms = "".join(f'[[arms]]\nname = "{arm}"\ncontrol = {str(i == 0).lower()}\n' for i, arm in enumerate(knees))
     limits = limits or "[slo]\np90_ttft_ms = 500\np90_e2e_ms = 1000\n"
-    (folder / "experiment.toml").write_text(f'name = "search"\n{arms}[traffic]\ndesign = "mirrored"\n{limits}')
+    (folder / "experiment.toml").write_text(
+        f'name = "search"\n{arms}[traffic]\ndesign = "mirrored"\n{limits}\n{EDITED}'
+    )
     for number, levels in enumerate(rates, 1):
         trial = folder / f"trial-{number:02}"
         trial.mkdir()

@@ -17,6 +17,7 @@ from tailgate.analysis.records.schemas import REQUESTS
 from tailgate.analysis.records.tables import RecordError, RecordWriter, read_table
 from tailgate.analysis.summary.summary import analyze, write_summary
 from tailgate.loadtests.commands.main import main
+from tests.fakes.processes import refusal
 from tests.fakes.runs import FakeRun, write_run
 
 # Limits that a run of a few minutes can meet.
@@ -144,15 +145,26 @@ def test_data_that_cannot_carry_a_verdict_never_pass(name, long, tmp_path):
     write_summary(summary, tmp_path / "summary.json")
 
 
-@pytest.mark.parametrize(
-    "spoil", [lambda path: path.unlink(), lambda path: path.write_text("")], ids=["missing", "empty"]
-)
-def test_a_run_without_its_experiment_never_passes(spoil, long, tmp_path):
+def test_a_run_without_its_experiment_never_passes(long, tmp_path):
     folder = long.changed(tmp_path / "run", lambda rows: rows)
-    spoil(folder / "experiment.toml")
+    (folder / "experiment.toml").unlink()
     summary = analyze(folder)
     assert summary["overall"] == "INCONCLUSIVE"
     assert any(not check["ok"] and "experiment.toml" in check["reason"] for check in summary["validity"])
+
+
+def test_settings_that_were_cut_at_any_line_or_changed_decide_nothing_until_they_end_with_the_mark(recorded, tmp_path):
+    folder = shutil.copytree(recorded, tmp_path / "run")
+    path = folder / "experiment.toml"
+    lines = path.read_text().splitlines(keepends=True)
+    changed = "".join(lines).replace("max_error_pct = 1.0", "max_error_pct = 9.0")
+    for text in (*("".join(lines[:size]) for size in range(len(lines))), changed, changed + "[slo]\n"):
+        path.write_text(text)
+        assert "experiment.toml cannot be read (" in refusal(RecordError, read_run, folder)
+    path.write_text(changed)
+    assert refusal(RecordError, read_run, folder).endswith(": correct it, and end it with the line # edited")
+    path.write_text(f"{changed}# edited\n")
+    assert read_run(folder).experiment["gates"]["max_error_pct"] == 9.0
 
 
 @pytest.mark.parametrize("damage", ["a flipped bit", "nothing left", "cut off"])
@@ -265,24 +277,17 @@ def some_time_out(rows):
     return found
 
 
-@pytest.fixture(scope="module")
-def timed_out(long, tmp_path_factory):
-    directory = long.changed(tmp_path_factory.mktemp("late") / "run", some_time_out)
+def test_a_timeout_counts_at_least_as_its_deadline_at_the_tail_and_is_no_good_request(long, tmp_path):
+    directory = long.changed(tmp_path / "run", some_time_out)
     text = (directory / "experiment.toml").read_text().replace("max_error_pct = 1.0", "max_error_pct = 50")
     (directory / "experiment.toml").write_text(text)
-    return analyze(directory)
-
-
-def test_a_timeout_counts_at_least_as_its_deadline_at_the_tail(timed_out):
+    timed_out = analyze(directory)
     # The deadline is 60 s, and one in five puts p90 there. Dropped, or taken as they end, they would pass.
     for metric in ("ttft", "e2e"):
         assert row_of(timed_out, "compiled")["metrics"][metric]["p90_ms"] >= 60_000
         assert gate(timed_out, f"noninferiority p90_{metric}")["value"] > 10
         assert gate(timed_out, f"noninferiority p90_{metric}")["verdict"] != "PASS"
         assert gate(timed_out, f"slo p90_{metric}_ms")["verdict"] == "FAIL"
-
-
-def test_a_timeout_is_no_good_request(timed_out):
     good = {arm["name"]: arm["goodput_rps"] for arm in timed_out["arms"]}
     assert good["compiled"] == pytest.approx(0.8 * good["eager"], rel=0.002)
 

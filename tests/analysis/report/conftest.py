@@ -47,7 +47,7 @@ def hostile(demo: dict[str, Any]) -> dict[str, Any]:
         event["reason"] = event["shape"] = event["kind"] = HOSTILE
     for row in (*summary["gates"], *summary["validity"]):
         row["reason"] = HOSTILE
-    summary["environment"] = {"python": HOSTILE, "versions": {HOSTILE: HOSTILE}}
+    summary["environment"] = {"python": HOSTILE, f"versions.{HOSTILE}": HOSTILE}
     return summary
 
 

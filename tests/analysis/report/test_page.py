@@ -69,14 +69,6 @@ def test_a_card_shows_the_ratio_and_interval_of_its_gate(rollout: Summary, read_
     assert shown in gates
 
 
-@pytest.mark.parametrize("verdict", ["PASS", "FAIL", "INCONCLUSIVE"])
-def test_a_gate_is_framed_in_the_colour_of_its_verdict(verdict: str, rollout: Summary) -> None:
-    for row in rollout["comparisons"]:
-        if row["gate"]:
-            row["verdict"] = verdict
-    assert f'class="num gate gate-{verdict.lower()}"' in html_report(rollout)
-
-
 def test_checks_that_limit_the_run_say_what_they_leave_open(demo: Summary, read_page: Reader) -> None:
     row = {"check": "stalls of unknown cause", "ok": False, "arm": "compiled-naive"}
     row |= {"reason": "It stopped.", "opens": ["longest stall"], "remedy": "See."}

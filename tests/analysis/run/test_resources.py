@@ -11,8 +11,6 @@ from tests.fakes.machines import GIB, sample, tell
 from tests.fakes.runs import FakeRun, write_run
 
 CARDS = {"eager": "cuda:0", "compiled": "cuda:1"}
-ONE_CARD = dict.fromkeys(CARDS, "cuda:0")
-PROCESSOR = dict.fromkeys(CARDS, "cpu")
 
 
 def run_in(path, *, duration_s=300, rate=1, trials=1, **facts):

@@ -12,13 +12,14 @@ import pytest
 
 from tailgate.analysis.checks.traffic import share_faults, weight_stretches
 from tailgate.analysis.judging.judgement import judge
+from tailgate.analysis.records.documents import EDITED
 from tailgate.analysis.records.joining import listed_runs, write_run_list
 from tailgate.analysis.records.run_records import read_run
 from tailgate.analysis.records.tables import RecordError
 from tailgate.analysis.records.weight_journal import BY_HAND, WeightChange, append
 from tailgate.analysis.run.compile_events import stall_windows
 from tailgate.analysis.run.run import Run
-from tailgate.analysis.run.trials import Machines, Trial
+from tailgate.analysis.run.trials import Machines
 from tailgate.analysis.summary.summary import analyze
 from tests.fakes.runs import EAGER, SECOND, SEPARATE_DAYS, Compile, FakeArm, FakeRun, start_of, write_run
 
@@ -96,13 +97,9 @@ def test_the_seed_is_that_of_the_experiment_and_places_draw_by_themselves(tmp_pa
 )
 def test_bad_limits_are_refused_by_name(text, words, tmp_path):
     directory = write_run(tmp_path / "run", SHORT)
-    (directory / "experiment.toml").write_text(text)
+    (directory / "experiment.toml").write_text(text + EDITED)
     with pytest.raises(RecordError, match=words):
         Run.of(read_run(directory))
-
-
-def trial(**info):
-    return Trial(number=1, info=info, start_ns=0, first_ns=0, seconds=60.0, blocks=2, first_block=0)
 
 
 @pytest.mark.parametrize(

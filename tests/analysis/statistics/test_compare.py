@@ -74,11 +74,8 @@ def test_blocks_that_only_one_arm_has_are_left_out():
     ]
     result = judged(treatment, trimmed[1])
     assert result.blocks == 20
-    assert (result.ratio, result.low, result.high) == (
-        (same := judged(*trimmed)).ratio,
-        same.low,
-        same.high,
-    )
+    same = judged(*trimmed)
+    assert (result.ratio, result.low, result.high) == (same.ratio, same.low, same.high)
 
 
 @pytest.mark.parametrize("ratio", [0.8, 1.0, 1.08, 1.12, 1.3])
@@ -265,13 +262,9 @@ def test_arms_of_different_share_are_equally_slow_where_their_shares_are() -> No
     counts = counts_of((1, 9, 10, 90), (10, 10, 100, 100), (0, 0, 5, 5))
     np.testing.assert_allclose(counts.by_arm(), 0.0, atol=1e-12)
     np.testing.assert_allclose(counts.by_request(), 0.0, atol=1e-12)
-
-
-def test_the_treatment_alone_is_slow() -> None:
-    counts = counts_of((4, 0, 100, 100))
-    assert counts.by_arm() == pytest.approx(2.0)
-    spread = stats.hypergeom.std(200, 4, 100)
-    assert counts.by_request() == pytest.approx(2.0 / spread)
+    alone = counts_of((4, 0, 100, 100))
+    assert alone.by_arm() == pytest.approx(2.0)
+    assert alone.by_request() == pytest.approx(2.0 / stats.hypergeom.std(200, 4, 100))
 
 
 @settings(max_examples=100)
@@ -288,14 +281,5 @@ def test_bets_are_fair_by_the_hypergeometric_distribution(own: int, other: int, 
 
 def test_more_that_are_slow_are_evidence_of_harm_and_fewer_of_safety() -> None:
     harm, safety = counts_of((5, 5, 10, 90), (0, 10, 10, 90)).bets()
-    assert (harm[:, 0] > 0).all()
-    assert (safety[:, 0] < 0).all()
-    assert (harm[:, 1] < 0).all()
-    assert (safety[:, 1] > 0).all()
-
-
-def test_means_and_sizes_are_those_of_each_group() -> None:
-    groups = sorted_groups([np.array([1.0, 3.0]), np.array([2.0])])
-    assert groups.sizes.tolist() == [2, 1]
-    assert groups.means().tolist() == [2.0, 2.0]
-    assert len(groups) == 2
+    for bets, signs in (harm, [1, -1]), (safety, [-1, 1]):
+        assert (np.sign(bets) == signs).all()

@@ -78,7 +78,8 @@ def wandering(seed):
 
 
 def of(differences, trial=ONE_TRIAL, restart_spread=0.0):
-    return dependence_of(differences, groups_of(trial), trial, restart_spread=restart_spread)
+    machine = np.zeros_like(trial)
+    return dependence_of(differences, groups_of(trial), trial, restart_spread=restart_spread, machine=machine)
 
 
 def test_a_speed_that_wanders_for_minutes_adds_variance_and_noise_of_blocks_adds_little():
@@ -88,12 +89,6 @@ def test_a_speed_that_wanders_for_minutes_adds_variance_and_noise_of_blocks_adds
     assert wander > 6e-5 > 4 * noise
 
 
-def test_one_start_has_the_allowance_and_nothing_else():
-    found = of(np.zeros(40), restart_spread=0.01)
-    assert found.restart == pytest.approx(0.01 * math.sqrt(2.0))
-    assert found.restart**2 / found.trials == pytest.approx(2e-4)
-
-
 def test_starts_that_differ_raise_the_allowance_and_starts_alike_lower_it():
     trial = np.repeat([1, 2, 3], 14)
     rng = np.random.default_rng(1)
@@ -101,31 +96,24 @@ def test_starts_that_differ_raise_the_allowance_and_starts_alike_lower_it():
     separate = alike + np.array([-0.06, 0.0, 0.06])[trial - 1]
     allowed = 0.01 * math.sqrt(2.0)
     assert of(separate, trial, 0.01).restart > 0.03 > allowed > of(alike, trial, 0.01).restart
+    assert of(np.zeros(40), restart_spread=0.01).restart == pytest.approx(allowed), "one start has the allowance alone"
     assert of(separate, trial, 0.01).drift < 1e-5, "the variance of a start is no drift"
 
 
-def test_more_starts_leave_less_start_to_start_variance():
-    one, three = Dependence(restart=0.03), Dependence(restart=0.03, trials=3)
-    assert 1.0 < three.widening(0.02, groups=10, alpha=0.05) < one.widening(0.02, groups=10, alpha=0.05)
-
-
-def test_without_dependence_nothing_is_widened():
-    assert Dependence().widening(0.02, groups=10, alpha=0.05) == pytest.approx(1.0)
-    assert Dependence().widening(0.0, groups=10, alpha=0.05) == pytest.approx(1.0)
+def widening(spread=0.02, **more):
+    return Dependence(**more).widening(spread, groups=10, alpha=0.05)
 
 
 def test_variances_add_up_and_their_poorer_knowledge_counts():
-    found = Dependence(drift=0.02**2).widening(0.02, groups=10, alpha=0.05)
-    assert found >= math.sqrt(2.0)
-    assert found > Dependence(restart=0.02, trials=1).widening(0.02, groups=10, alpha=0.05) * 0.99
+    assert (widening(), widening(0.0)) == pytest.approx((1.0, 1.0))
+    assert widening(drift=0.02**2) >= math.sqrt(2.0)
+    assert widening(drift=0.02**2) > widening(restart=0.02, trials=1) * 0.99
+    assert 1.0 < widening(restart=0.03, trials=3) < widening(restart=0.03), "more starts, less variance between them"
 
 
 def test_few_blocks_know_the_allowance_alone():
-    trial = np.ones(5, dtype=int)
-    found = of(np.arange(5.0), trial, 0.01)
-    assert found.drift == 0.0
-    assert found.correlation is None
-    assert found.restart > 0.0
+    found = of(np.arange(5.0), np.ones(5, dtype=int), 0.01)
+    assert (found.drift, found.correlation, found.restart > 0.0) == (0.0, None, True)
 
 
 def test_a_ratio_that_differs_by_machine_counts_by_machines_and_not_by_starts():
@@ -149,14 +137,10 @@ def test_machines_that_agree_add_nothing_and_one_machine_never_does():
     assert (error.degrees, error.variance) == pytest.approx((2.0, 0.01**2 / 3))
 
 
-def test_trials_that_are_each_on_a_machine_of_their_own_are_the_t_test_over_trials():
+def test_machines_apart_leave_the_freedom_of_their_number():
     ratios = np.array([0.02, -0.03, 0.05, 0.01])
     error, _ = error_over_trials(ratios, np.arange(4))
-    assert error.degrees == pytest.approx(3.0)
-    assert error.variance == pytest.approx(ratios.var(ddof=1) / 4.0)
-
-
-def test_machines_apart_leave_the_freedom_of_their_number():
+    assert (error.degrees, error.variance) == pytest.approx((3.0, ratios.var(ddof=1) / 4.0)), "the t test over trials"
     ratios = np.array([0.100, 0.101, -0.100, -0.101, 0.0, 0.001])
     error, _ = error_over_trials(ratios, np.repeat([0, 1, 2], 2))
     assert error.degrees == pytest.approx(2.0, abs=0.01)
@@ -210,31 +194,21 @@ def test_sum_of_variances_has_satterthwaites_degrees() -> None:
     assert math.isinf(summed([Part(variance=0.0, degrees=1.0)]).degrees)
 
 
-def test_one_trial_rests_on_what_its_blocks_predict_and_on_the_allowance() -> None:
-    alone = level([0.3], restart=0.01)
-    assert alone.each is not None
-    assert alone.each.variance == pytest.approx(0.02**2 + 0.01**2)
-    assert level([0.3], traffic=None).each is None
-
-
-def test_two_trials_that_agree_by_chance_keep_the_expected_variance() -> None:
-    agreeing = level([0.300, 0.3001], restart=0.01)
-    assert agreeing.each is not None
-    assert agreeing.each.variance == pytest.approx(0.02**2 + 0.01**2)
-    separate = level([0.2, 0.4], restart=0.01)
-    assert separate.each is not None
-    assert separate.each.variance == pytest.approx(0.02)
-    assert separate.each.degrees == 1.0
-
-
-def test_trials_without_any_prediction_speak_for_themselves_from_three_on() -> None:
-    assert level([0.1, 0.2], traffic=None).each is None
-    three = level([0.1, 0.2, 0.3], traffic=None)
-    assert three.each == Part(variance=pytest.approx(0.01), degrees=2.0)
-
-
-def test_nothing_is_decided_where_a_level_has_no_variance() -> None:
-    assert limits_of(level([0.3], traffic=None), level([0.3])) is None
+@pytest.mark.parametrize(
+    ("values", "traffic", "variance"),
+    [
+        ([0.3], TRAFFIC, 0.02**2 + 0.01**2),
+        ([0.300, 0.3001], TRAFFIC, 0.02**2 + 0.01**2),  # they agree by chance
+        ([0.2, 0.4], TRAFFIC, 0.02),
+        ([0.1, 0.2, 0.3], None, 0.01),
+        ([0.3], None, None),
+        ([0.1, 0.2], None, None),
+    ],
+)
+def test_few_trials_rest_on_what_blocks_predict_and_speak_for_themselves_from_three_on(values, traffic, variance):
+    found = level(values, traffic, restart=0.01)
+    assert (found.each and found.each.variance) == (variance and pytest.approx(variance))
+    assert (limits_of(found, level([0.3])) is None) == (variance is None)
 
 
 def test_difference_without_any_variance_is_exact() -> None:

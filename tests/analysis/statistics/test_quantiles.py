@@ -15,8 +15,6 @@ from tailgate.analysis.statistics.quantiles import ordered_interval, quantile, q
 from tailgate.analysis.statistics.slow_counts import SortedGroups
 from tailgate.analysis.statistics.windows import Windows, balanced_ratios, window_limits
 
-positive = st.floats(min_value=0.01, max_value=1e6)
-
 
 def test_quantile_of_nothing_is_unknown_and_of_one_is_itself():
     assert math.isnan(quantile([], 0.99))

@@ -12,6 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from tailgate.analysis.records.documents import EDITED
 from tailgate.analysis.summary.model import Summary
 from tests.fakes import results
 from tests.fakes.machines import referenced
@@ -223,7 +224,7 @@ def judged_with_gates(capsys: pytest.CaptureFixture[str], folder: Path, *argumen
     """The run's experiment is edited, as its reader would, and the folder judged again."""
     judged(capsys, *arguments, "--out", folder)
     experiment = folder / "experiment.toml"
-    experiment.write_text(experiment.read_text() + GATES)
+    experiment.write_text(experiment.read_text() + GATES + EDITED)
     return judged(capsys, folder)
 
 
