@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailgate.analysis.settings.gate_limits import GateLimits
-from tailgate.analysis.statistics.planning import least_length_s
+from tailgate.analysis.settings.slo_targets import parse_slo
+from tailgate.analysis.statistics.planning import shortest_trial_s
 from tailgate.loadtests.experiments.files import builtin_names
 from tailgate.loadtests.experiments.model import Experiment
 from tailgate.loadtests.experiments.reading import from_table, load, load_table, set_path, to_table, to_toml
@@ -101,8 +102,9 @@ def test_a_built_in_experiment_survives_a_round_trip_and_is_long_enough_to_decid
     assert from_table(tomllib.loads(to_toml(experiment))) == experiment
     traffic, gates = experiment.traffic, experiment.gates
     rate = traffic.rate or 4.3 / traffic.time_scale  # the mean pace of the trace over these minutes
-    least_s = least_length_s(gates, rate=rate, block_s=gates.block_s) + gates.cold_s
-    assert name in SEARCHES_AND_SHORT_ONES or experiment.trials.count * traffic.duration_s >= least_s
+    pace = {"rate": rate, "block_s": gates.block_s, "trials": experiment.trials.count}
+    least_s = shortest_trial_s(gates, parse_slo(experiment.slo), **pace)
+    assert name in SEARCHES_AND_SHORT_ONES or traffic.duration_s >= least_s
 
 
 @pytest.mark.parametrize(
