@@ -235,7 +235,7 @@ def log_tail(path: Path, lines: int = 5) -> str:
             text = log.read().decode(errors="replace")
     except OSError:
         return "no log"
-    kept = [line.strip() for line in text.splitlines() if line.strip()]
+    kept = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("Traceback (")]
     return " | ".join(kept[-lines:]) or "its log is empty"
 
 

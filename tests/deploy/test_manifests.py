@@ -137,7 +137,7 @@ def test_the_provider_reads_the_route_that_a_controller_moves_and_needs_a_token(
     command, file, *arguments = container["args"]
     name = file.rpartition("/")[2]
     (tmp_path / name).write_text(known["ConfigMap"]["data"][name])
-    assert (command, parsed(command, file, *arguments)["page"]) == ("ramp", "off")
+    assert (command, parsed(command, file, *arguments)["page"]) == ("ramp", None)
     experiment = ramped(from_table(production_table(load_table(str(tmp_path / name)))))
     users = experiment.users
     assert users.provider == f"0.0.0.0:{known['Service']['spec']['ports'][0]['port']}"
