@@ -154,7 +154,7 @@ _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600}
 
 def _remedy(found: Any) -> str:
     """Return what to write instead: one of several where a setting takes several types."""
-    length = re.fullmatch(r"([0-9.]{1,9}) ?(s|m|min|h)", str(found["input"]))
+    length = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?) ?(s|m|min|h)", str(found["input"]))
     if length and found["type"] == "float_type" and str(found["loc"][-1]).endswith("_s"):
         return f"give {float(length[1]) * _SECONDS[length[2]]:g}, in seconds"
     remedy = _REMEDIES.get(found["type"])

@@ -8,6 +8,7 @@ from typing import Any
 
 import tomli_w
 
+from tailgate.analysis.records.documents import DEEPEST
 from tailgate.analysis.settings.gate_limits import usual_for
 from tailgate.loadtests.experiments.files import FILE_KEYS, parse_toml, resolve_files, resolved, table_of, text_of
 from tailgate.loadtests.experiments.model import Experiment, json_schema
@@ -95,6 +96,8 @@ def parse_setting(setting: str) -> tuple[str, Any]:
     key, equals, text = (part.strip() for part in setting.partition("="))
     if not equals or not key:
         raise ConfigError(f'--set "{setting}" is not KEY=VALUE: write for example traffic.duration_s=30')
+    if key.count(".") >= DEEPEST:  # a run would be recorded with an experiment.toml that nothing reads
+        raise ConfigError(f"--set: a key has {key.count('.') + 1} parts; the limit is {DEEPEST}: give one that exists")
     if key.rpartition(".")[2] in (*FILE_KEYS, "token_env") and text in ("", '""', "''"):
         # Most likely a shell variable that is not set: it must not open what was meant to be closed.
         raise ConfigError(f"--set {key} is empty: name what it is to use, or change the experiment to go without")

@@ -51,6 +51,11 @@ class LogTail:
             return
         yield from self._whole_lines()
 
+    def rest(self) -> Iterator[str]:
+        """Yield what was written of a last line that has no end, once nothing follows."""
+        if self._rest:
+            yield _text(self._rest)
+
     def close(self) -> None:
         self._file.close()
 

@@ -55,7 +55,7 @@ class ProcessorTurns:
         if not self._every_s:
             return
         usable = sorted(os.sched_getaffinity(0))
-        each = len(usable) // len(pids)
+        each = len(usable) // max(1, len(pids))  # all may have died
         if not each:
             few = f"{counted(len(pids), 'replica')} cannot take turns on {counted(len(usable), 'processor')}"
             raise RunError(f"machines.processor_turn_s is {self._every_s:g}: {few}: set it to 0")

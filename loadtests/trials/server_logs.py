@@ -110,7 +110,8 @@ class ServerLogs:
                 lines = self._first_lines(log)
             while True:
                 last, ended = self._stopping.is_set(), log.end()  # first: what comes before is read
-                for line, arrived_ns in chain(lines, ((line, now_ns()) for line in log.tail.lines())):
+                fresh = chain(log.tail.lines(), log.tail.rest()) if last or ended else log.tail.lines()
+                for line, arrived_ns in chain(lines, ((line, now_ns()) for line in fresh)):
                     self._record(log, log.compiles.take(line, arrived_ns))
                 self._record(log, log.compiles.rest(None if last or ended else now_ns()))
                 if last or ended:

@@ -184,6 +184,8 @@ def test_settings_without_a_meaning_for_the_task_are_refused(changes: dict[str, 
         ("arms.eager=3", "whole table"),
         ("name.first=3", "'canary'"),
         ("a b=3", "a b is unknown"),
+        ("arms.compiled.compile.options" + 30 * ".a" + "=1", "a key has 34 parts; the limit is 32"),
+        ("traffic.duration_s=1.2.3s", 'traffic.duration_s is "1.2.3s": give a number'),
     ],
 )
 def test_a_setting_of_no_key_is_refused(setting: str, words: str, tmp_path: Path) -> None:

@@ -269,6 +269,13 @@ def test_compiles_before_the_trial_that_a_program_prints_do_not_count(tmp_path: 
     assert (facts["lines"], facts["events"]) == (3, 1)
 
 
+def test_a_compile_in_a_last_line_without_its_end_counts(tmp_path: Path) -> None:
+    code = f"print({VERBOSE!r}, {IN_DETAIL!r}, sep=chr(10), end='')"
+    trial = external_trial(tmp_path / "trial-01", {"log_command": [sys.executable, "-c", code]})
+    rows, facts = followed(trial, lambda logs: log_ended())
+    assert ([row["kind"] for row in rows], facts["lines"]) == (["jit"], 2)
+
+
 def log_ended() -> None:
     wait_for(lambda: not any(thread.name == "log-vllm-0" for thread in threading.enumerate()))
 
