@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -136,18 +138,24 @@ _MOST_STALLS = 100
 
 
 def _stalls_row(run: Run, seen: ArmStalls) -> dict[str, Any]:
-    """Count the client-side stalls of the arm by cause, and list the longest."""
-    longest = sorted(seen.stalls, key=lambda stall: (-stall.seconds, stall.trial, stall.start_ns))[:_MOST_STALLS]
+    """Count the client-side stalls of the arm by cause, which may be a compile here, and list the longest."""
     reports = not run.account(seen.arm).external or run.account(seen.arm).reports_compiles
+    stalls = [
+        replace(stall, cause="compile")
+        if reports and stall.cause in (UNKNOWN, PART) and is_explained(stall, run.events)
+        else stall
+        for stall in seen.stalls
+    ]
+    causes = Counter(stall.cause for stall in stalls)
+    longest = sorted(stalls, key=lambda stall: (-stall.seconds, stall.trial, stall.start_ns))[:_MOST_STALLS]
     return {
-        **{cause: len(seen.of_cause(cause)) for cause in (UNKNOWN, HOST, WORK, PART)},
+        **{cause: causes[cause] for cause in ("compile", UNKNOWN, HOST, WORK, PART)},
         "detectable_s": seen.detectable_s,
         "stalls": [
             {
                 **{name: getattr(stall, name) for name in ("trial", "seconds", "cause")},
                 "offset_s": run.offset_s(stall.trial, stall.start_ns),
                 "requests": int(stall.requests.size),
-                "explained": is_explained(stall, run.events) if reports else None,
             }
             for stall in longest
         ],

@@ -141,14 +141,16 @@ class Stall(Row):
     trial: int
     offset_s: Number
     seconds: float
-    cause: Literal["host", "work", "part", "unknown"]
+    cause: Annotated[
+        Literal["compile", "host", "work", "part", "unknown"], Field(description="compile: a compile event explains it")
+    ]
     requests: Annotated[int, Field(description="in flight")]
-    explained: Annotated[bool | None, Field(description="by a compile event; null where none would be known")]
 
 
 class ClientStalls(Row):
     """Stalls that clients saw, by cause, and the longest of them."""
 
+    compile: int
     unknown: int
     host: int
     work: int
@@ -159,7 +161,7 @@ class ClientStalls(Row):
     @property
     def unexplained(self) -> list[Stall]:
         """The stalls that are not the host's nor their prompts', and that no compile event explains."""
-        return [stall for stall in self.stalls if stall.cause in ("part", "unknown") and not stall.explained]
+        return [stall for stall in self.stalls if stall.cause in ("part", "unknown")]
 
 
 class Padding(Row):

@@ -70,10 +70,10 @@ def test_a_search_draws_latency_against_load(tmp_path: Path, open_report: Open) 
 
 
 def test_stalls_are_drawn_over_the_latency(demo: Summary, open_report: Open) -> None:
-    stall = {"trial": 1, "offset_s": 20.0, "seconds": 2.04, "cause": "unknown", "requests": 3, "explained": False}
+    stall = {"trial": 1, "offset_s": 20.0, "seconds": 2.04, "cause": "unknown", "requests": 3}
     for arm in demo["arms"]:
         if arm["name"] == "compiled-naive":
-            arm["client_stalls"]["stalls"] = [stall, stall | {"explained": True}, stall | {"cause": "host"}]
+            arm["client_stalls"]["stalls"] = [stall, stall | {"cause": "compile"}, stall | {"cause": "host"}]
     tab = open_report(demo)
     assert tab.count("rect.stall-mark") == 1
 

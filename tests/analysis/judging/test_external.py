@@ -56,7 +56,7 @@ def test_an_arm_that_compiles_while_serving_never_passes_without_reporting_it(tm
     assert {gate["verdict"] for gate in gates.values()} == {"INCONCLUSIVE"}
     assert row["client_stalls"]["unknown"] >= 5
     longest = row["client_stalls"]["stalls"][0]
-    assert (longest["cause"], longest["explained"]) == ("unknown", None)
+    assert longest["cause"] == "unknown"
     assert longest["seconds"] == pytest.approx(3.0, abs=0.2)
 
 
