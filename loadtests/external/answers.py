@@ -221,7 +221,10 @@ def wait_ready(
             if not error.not_yet or time.monotonic() + _RETRY_S > deadline:
                 raise
             not_yet(str(error))
-        in_threads([partial(time.sleep, _RETRY_S)], at_once=1, wait=lambda _: check())
+        retry = time.monotonic() + _RETRY_S
+        while time.monotonic() < retry:
+            check()
+            time.sleep(_POLL_S)
 
 
 def _probe(config: ExternalArm, address: str, timeout_s: float) -> Probe:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import socket
 from collections import deque
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from tailgate.servers.clock import now_ns
@@ -70,3 +71,11 @@ class ClockComparison:
             "worst_uncertainty_ns": self._worst_ns,
             "exchanges": self.count,
         }
+
+
+def host_identity() -> str:
+    """Return one text for all processes of one running kernel, which share a monotonic clock."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""

@@ -16,17 +16,19 @@ from typing import Any
 
 import psutil
 
+from tailgate.loadtests.generator.clock_offsets import host_identity
 from tailgate.loadtests.monitor.readings import Probes
 
-_IDENTITIES = (Path("/etc/machine-id"), Path("/proc/sys/kernel/random/boot_id"))
+_MACHINE_ID = Path("/etc/machine-id")
 
 
-def machine_identity(uuids: Iterable[str], identities: Iterable[Path] = _IDENTITIES) -> str | None:
+def machine_identity(uuids: Iterable[str], machine_id: Path = _MACHINE_ID) -> str | None:
     """Return a hash of the GPUs' UUIDs, else of the system's machine id, else of its last start; None without any."""
     text = " ".join(sorted(uuids))
-    for path in identities:
+    if not text:
         with contextlib.suppress(OSError, ValueError):
-            text = text or path.read_text(encoding="ascii").strip()
+            text = machine_id.read_text(encoding="ascii").strip()
+    text = text or host_identity()
     return hashlib.sha256(text.encode()).hexdigest()[:12] if text else None
 
 

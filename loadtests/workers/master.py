@@ -20,6 +20,7 @@ from locust.exception import RPCError
 from locust.runners import STATE_MISSING, MasterRunner
 
 from tailgate.analysis.records.documents import write_document
+from tailgate.loadtests.generator.clock_offsets import host_identity
 from tailgate.loadtests.generator.trial_config import END_FILE, TrialConfig
 from tailgate.loadtests.traffic.schedule import Schedule
 from tailgate.loadtests.workers import channel
@@ -84,7 +85,12 @@ class Master:
         config = TrialConfig.read(self._folder / "generator.json")
         schedule = Schedule.read(self._folder / "schedule.arrow", config.arms)
         self._waiting, self._running = set(ids), set(ids)
-        shared = {"protocol": channel.PROTOCOL, "records": str(self._folder), "config": config.to_dict()}
+        shared = {
+            "protocol": channel.PROTOCOL,
+            "host": host_identity(),
+            "records": str(self._folder),
+            "config": config.to_dict(),
+        }
         for number, client_id in enumerate(ids):
             load = self._loads[client_id] = _Load(number=number, client_id=client_id)
             share = schedule.share(number, len(ids)).to_bytes()

@@ -18,7 +18,7 @@ from gevent.event import Event
 from locust.env import Environment
 from locust.exception import RPCError
 
-from tailgate.loadtests.generator.clock_offsets import ClockComparison, Exchange
+from tailgate.loadtests.generator.clock_offsets import ClockComparison, Exchange, host_identity
 from tailgate.loadtests.generator.trial_config import TrialConfig
 from tailgate.loadtests.traffic.schedule import Schedule
 from tailgate.loadtests.workers import channel
@@ -116,7 +116,9 @@ class Worker:
                 f"{channel.PROTOCOL}: install the same tailgate on both"
             )
         worker, folder = int(assigned["worker"]), Path(assigned["records"])
-        if self._keep is not None:
+        if self._keep is None:
+            _check_one_host(assigned["host"])
+        else:
             folder = folder_for(self._keep, "/".join(folder.parts[-2:]))
             self._compare_clocks()
         config = read(TrialConfig, assigned["config"], where="generator")
@@ -199,3 +201,12 @@ class Worker:
                 )
             sender.close()
         self._send(channel.DONE, {"error": error, "missing": missing})
+
+
+def _check_one_host(host: str) -> None:
+    """Raise ConfigError where `host` is not this one, as far as both can tell."""
+    if host and host_identity() and host != host_identity():
+        raise ConfigError(
+            f"the worker on {socket.gethostname()} shares no clock with the master: "
+            "start it with `tailgate worker --master HOST:PORT`"
+        )

@@ -11,6 +11,7 @@ import psutil
 import pynvml
 import pytest
 
+from tailgate.loadtests.monitor import host
 from tailgate.loadtests.monitor.__main__ import find_cards
 from tailgate.loadtests.monitor.gpus import REASONS, Gpus, index_of, visible_cards
 from tailgate.loadtests.monitor.host import machine_identity
@@ -177,16 +178,17 @@ def test_pynvml_has_every_function_and_constant_that_the_fake_has() -> None:
         assert getattr(pynvml, constant) == bit
 
 
-def test_a_machine_is_known_by_its_gpus_its_id_or_its_last_start(tmp_path: Path) -> None:
+def test_a_machine_is_known_by_its_gpus_its_id_or_its_last_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = machine_identity(["GPU-a", "GPU-b"])
     assert re.fullmatch("[0-9a-f]{12}", one or "")
-    own, started, none = (tmp_path / name for name in ("id", "started", "none"))
-    assert machine_identity(["GPU-b", "GPU-a"], [none]) == one
+    assert machine_identity(["GPU-b", "GPU-a"], tmp_path / "none") == one
     assert machine_identity(["GPU-a"]) != one
-    own.write_text("0123456789abcdef\n")
-    started.write_text("fedcba9876543210\n")
-    by_start = machine_identity([], [none, started])
-    assert machine_identity([], [own, started]) != by_start is not None
-    own.write_text("")  # as in an image of a machine that never started
-    assert machine_identity([], [own, started]) == by_start
-    assert machine_identity([], [none]) is None
+    (tmp_path / "id").write_text("0123456789abcdef\n")
+    by_id, by_start = machine_identity([], tmp_path / "id"), machine_identity([], tmp_path / "none")
+    assert by_id != by_start
+    (tmp_path / "id").write_text("")  # as in an image of a machine that never started
+    assert machine_identity([], tmp_path / "id") == by_start is not None
+    monkeypatch.setattr(host, "host_identity", lambda: "")
+    assert machine_identity([], tmp_path / "none") is None

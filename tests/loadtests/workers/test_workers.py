@@ -430,9 +430,10 @@ def test_a_worker_says_what_the_master_lacks_and_that_it_failed(tmp_path: Path) 
 
 
 def test_a_worker_takes_no_share_that_it_would_misread() -> None:
-    runner = worker_of(None)[1]
-    say(runner, messages.ASSIGN, protocol=1, worker=0, records="")
-    assert "the master speaks version 1 of" in last_report(runner)["error"]
+    for protocol, error in ((1, "the master speaks version 1 of"), (messages.PROTOCOL, "shares no clock")):
+        runner = worker_of(None)[1]
+        say(runner, messages.ASSIGN, protocol=protocol, worker=0, records="", host="another")
+        assert error in last_report(runner)["error"]
 
 
 def test_a_worker_compares_clocks_before_it_begins_also_where_an_answer_is_lost(
