@@ -85,7 +85,8 @@ def sample_ratio(seen: Evidence) -> Iterator[Check]:
         stretches = [
             ({arm: run.sessions(arm, rows) for arm in run.arms}, weights) for weights, rows in weight_stretches(run)
         ]
-        yield sample_ratio.found(share_faults(stretches, alpha))
+        faults = share_faults(stretches, alpha)
+        yield from [] if faults is None else [sample_ratio.found(faults)]
 
 
 def weight_stretches(run: Run) -> Iterator[tuple[Mapping[str, float], Bools]]:
@@ -110,8 +111,8 @@ def weight_stretches(run: Run) -> Iterator[tuple[Mapping[str, float], Bools]]:
 
 def share_faults(
     stretches: Sequence[tuple[Mapping[str, int], Mapping[str, float]]], alpha: float = _RATIO_ALPHA
-) -> list[str]:
-    """Describe the share of an arm that differs most from its weight, if by more than chance.
+) -> list[str] | None:
+    """Describe the share of an arm that differs most from its weight, if by more than chance; None without a test.
 
     `stretches` hold (sessions by arm, weights). Exact binomial tests, adjusted for their number (Bonferroni); arms
     without a weight do not count. A session that lasts over a change of weights counts in both stretches, as the
@@ -128,7 +129,9 @@ def share_faults(
             if p_value < worst:
                 worst, words = p_value, f"{arm} got {count} of {total} sessions (expected {total * share:.0f})"
                 words += f" in stretch {number} of the weights" if len(stretches) > 1 else ""
-    return [f"{words}: more than chance explains"] if tests and worst * tests < alpha else []
+    if not tests:
+        return None
+    return [f"{words}: more than chance explains"] if worst * tests < alpha else []
 
 
 @rule(

@@ -89,12 +89,15 @@ class Noise:
     def needed(
         self, distance: float, *, alpha: float, power: float, least_s: float, fewest: float
     ) -> tuple[float | None, int]:
-        """Return the seconds of the shortest run that resolves `distance`, and its starts. None beyond a week.
+        """Return the seconds of the shortest run that resolves `distance`, and its starts. None beyond a week, or if
+        `distance` is 0.
 
         The starts are the fewest whose variance leaves half of the distance to time. The run lasts at least `least_s`,
         and `fewest` units.
         """
         starts = self.starts
+        if distance == 0.0:
+            return None, starts
         if self.restart > 0.0:
             factor = _factor(group_count(10**6) - 1, alpha=alpha, power=power)
             starts = max(starts, math.ceil(2.0 * (factor * self.restart / distance) ** 2 - 1e-9))

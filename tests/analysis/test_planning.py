@@ -63,6 +63,10 @@ def test_a_run_is_never_shorter_than_the_blocks_it_needs():
     assert needed(short, overhead_s=30) == 630
 
 
+def test_no_length_decides_a_ratio_without_spread_at_the_margin():
+    assert needed(replace(SEEN, ratio=1.0, margin=0.0, spread=0.0)) is None
+
+
 def test_from_six_trials_on_trials_are_added_and_not_made_longer():
     trial_s = 120 * 30 / 6 + 30
     seconds = needed(TRIALS, overhead_s=180)
