@@ -194,7 +194,7 @@ def least_share(design: str, weights: Sequence[float]) -> float:
         return 1.0
     if design != "split":
         return 1.0 / max(1, len(weights))
-    return min(weights) / total if (total := sum(weights)) > 0 else 0.0
+    return min(weights, default=0.0) / total if (total := sum(weights)) > 0 else 0.0
 
 
 def share_needed_s(

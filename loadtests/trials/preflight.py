@@ -71,11 +71,12 @@ def check_arm(config: ArmConfig) -> None:
         raise ConfigError(f"arms.{config.name}.{error}") from None
     check_model(config.model.id)
     if (folder := Path(config.model.id).expanduser()).is_dir() and not config.model.id.startswith("random:"):
-        _check_files(config, folder)
+        _check_positions(config, folder)
 
 
 def check_model(name: str, *, key: str = "model.id") -> None:
-    """Raise ConfigError unless `key` names random weights, a model's folder or one that the hub has."""
+    """Raise ConfigError unless `key` names random weights, a folder with all files of a model, or one that the hub
+    has."""
     if name.startswith("random:"):
         return
     path = Path(os.path.expanduser(name))  # noqa: PTH111 (an unknown home stays as it is)
@@ -85,6 +86,12 @@ def check_model(name: str, *, key: str = "model.id") -> None:
     if path.exists():
         if not (path / "config.json").is_file():
             raise ConfigError(f'{key} "{name}" is not a folder with a config.json: {remedy}')
+        for what, names in (
+            ("weights", ("*.safetensors", "pytorch_model*.bin")),
+            ("tokenizer", ("tokenizer.*", "vocab.*", "spiece.*")),
+        ):
+            if not any(file for pattern in names for file in path.glob(pattern)):
+                raise ConfigError(f'{key} "{name}" has no {what} ({" or ".join(names)}): give the folder of a model')
     elif name in RANDOM_PRESETS or name in RANDOM_ENCODERS:
         raise ConfigError(f'{key} "{name}" is no model: did you mean random:{name}, its shapes with random weights?')
     elif not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", name, re.ASCII):
@@ -98,16 +105,8 @@ def positions_of(config: Mapping[str, Any]) -> int | None:
     return config.get("max_position_embeddings") or config.get("n_positions")
 
 
-def _check_files(config: ArmConfig, folder: Path) -> None:
-    """Raise ConfigError unless the model's folder has weights, a tokenizer, and positions for the longest request."""
-    for what, names in (
-        ("weights", ("*.safetensors", "pytorch_model*.bin")),
-        ("tokenizer", ("tokenizer.*", "vocab.*", "spiece.*")),
-    ):
-        if not any(path for name in names for path in folder.glob(name)):
-            raise ConfigError(
-                f'model.id "{config.model.id}" has no {what} ({" or ".join(names)}): give the folder of a whole model'
-            )
+def _check_positions(config: ArmConfig, folder: Path) -> None:
+    """Raise ConfigError unless the model in the folder has positions for the longest request."""
     try:
         positions = positions_of(json.loads((folder / "config.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, AttributeError) as error:

@@ -84,7 +84,10 @@ def test_init_reads_the_limits_of_a_model_in_a_folder(
 ) -> None:
     Path("model").mkdir()
     Path("model/config.json").write_text(json.dumps(config))
+    Path("model/model.safetensors").touch()
     flags = ("init", "of/canary.toml", "--model", "./model", "--rate", "4")
+    assert "has no tokenizer" in refused(capsys, *flags)
+    Path("model/tokenizer.json").touch()
     if not words:
         assert "config.json cannot be read" in refused(capsys, *flags)
         return
