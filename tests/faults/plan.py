@@ -179,7 +179,8 @@ ANSWERS = "answers.txt"
 
 def environment(setup: Setup) -> dict[str, str]:
     """Return the environment of all processes of a run: mark, secrets, one clock and a temporary folder."""
-    given = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", MARK: setup.mark, "TMPDIR": str(setup.scratch)}
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    given = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", MARK: setup.mark, "TMPDIR": str(setup.scratch)}
     return {**os.environ, **given, **SECRETS, **anchored_environment(), **setup.environment}
 
 
