@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all test-rest test-weights test-external test-gpu fuzz faults day bench bench-load bench-judging gallery reference docs docs-serve check format proto clean
+.PHONY: demo test test-all test-rest test-weights test-external test-gpu fuzz faults day bench bench-load bench-judging gallery docs docs-serve check format proto clean
 
 # FAIL (99) is what the demo is expected to find: its naive arm recompiles.
 demo: $(VENV)/installed
@@ -75,17 +75,15 @@ bench-judging: $(VENV)/installed-dev
 gallery: $(VENV)/installed
 	$(BIN)/python benchmarks/gallery.py $(ARGS)
 
-# docs/reference and docs/schema from the code.
-reference: $(VENV)/installed
-	$(BIN)/python docs/generate.py
-
-# The documentation as a site in build/site. A link or an anchor that leads nowhere fails the build.
+# The documentation as a site in build/site, with the reference from the code. A link or an anchor that leads nowhere
+# fails the build.
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/python -m mkdocs
 docs: $(VENV)-docs/installed
-	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --strict
+	$(MKDOCS) build --strict
 	@echo build/site/index.html
 
 docs-serve: $(VENV)-docs/installed
-	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs serve $(ARGS)
+	$(MKDOCS) serve $(ARGS)
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
@@ -126,10 +124,8 @@ $(VENV)-vllm/installed: tests/external/vllm.txt
 	$(VENV)-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 
-# Only what the extra `docs` names: the site needs neither tailgate nor torch.
-DOCS := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])
+# What judges records, whose code the reference is read from, and the site's builder: no torch, no Locust.
 $(VENV)-docs/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)-docs
-	$(VENV)-docs/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-		$$($(VENV)-docs/bin/python -c '$(DOCS)')
+	$(VENV)-docs/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	@touch $@

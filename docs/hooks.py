@@ -1,4 +1,4 @@
-"""Let MkDocs build the pages as they are: GitHub shows them too, where links may leave docs/."""
+"""Let MkDocs build the pages, whose links may leave docs/, and the reference, which the code writes at each build."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File
+
+from docs.generate import pages
 
 ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"(?P<text>\[(?:[^\[\]]|\[[^\]]*\])*\])\((?P<path>[^)\s:#]+)(?P<anchor>#[^)\s]*)?\)")
@@ -29,32 +31,39 @@ def on_config(config: Any) -> None:
 
 
 def on_files(files: Any, config: Any) -> None:
-    """Add README.md and CHANGELOG.md, whose links are checked too, and the files outside docs/ that pages link."""
-    todo = [ROOT / "README.md", ROOT / "CHANGELOG.md"]
-    for page in todo:
-        files.append(File.generated(config, in_site(page), abs_src_path=str(page)))
-    todo += [Path(file.abs_src_path) for file in files.documentation_pages()]
+    """Add the generated pages, README.md and CHANGELOG.md, and the files outside docs/ that pages link."""
+    for path, text in pages().items():
+        files.append(File.generated(config, path, content=text))
+    for page in ("README.md", "CHANGELOG.md"):
+        files.append(File.generated(config, f"source/{page}", abs_src_path=str(ROOT / page)))
+    todo = list(files.documentation_pages())
     while todo:
-        page = todo.pop()
-        for link in LINK.finditer(page.read_text(encoding="utf-8")):
-            target = (page.parent / link["path"]).resolve()
+        file = todo.pop()
+        for link in LINK.finditer(file.content_string):
+            target = linked(file, link)
             if target.is_file() and not files.get_file_from_path(in_site(target)):
-                files.append(File.generated(config, in_site(target), abs_src_path=str(target)))
-                todo += [target] if target.suffix == ".md" else []
+                added = File.generated(config, in_site(target), abs_src_path=str(target))
+                files.append(added)
+                todo += [added] if target.suffix == ".md" else []
 
 
-def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+def linked(file: Any, link: re.Match[str]) -> Path:
+    """Return the path in the repository that a link of a page names; of a generated page, as if docs/ held it."""
+    source = Path(file.abs_src_path or ROOT / "docs" / file.src_uri)
+    return (source.parent / link["path"]).resolve()
+
+
+def on_page_markdown(markdown: str, page: Any, files: Any, **_: Any) -> str:
     """Point links at the site's files, and put the empty line before lists that Python-Markdown needs.
 
     The link of a folder becomes its text: a folder has no page.
     """
-    source = Path(page.file.abs_src_path)
 
     def pointed(link: re.Match[str]) -> str:
-        target = (source.parent / link["path"]).resolve()
+        target = linked(page.file, link)
         if target.is_dir():
             return link["text"][1:-1]
-        if not target.exists():
+        if not files.get_file_from_path(in_site(target)):
             return link[0]  # which MkDocs reports
         path = os.path.relpath(in_site(target), os.path.dirname(page.file.src_uri) or ".")  # noqa: PTH120
         return f"{link['text']}({path}{link['anchor'] or ''})"

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from docs import generate
+
 ROOT = Path(__file__).resolve().parents[2]
 # What a line has to begin with to be taken for a command. A block that begins with one holds nothing else.
 PROGRAMS = (
@@ -37,17 +39,13 @@ class Documented:
         return f"{self.page}:{self.line}: {self.text}"
 
 
-def pages() -> list[Path]:
-    """The pages whose commands count."""
-    found = [*ROOT.glob("docs/**/*.md"), *ROOT.glob("deploy/**/*.md")]
-    return [ROOT / "README.md", *sorted(found), ROOT / "benchmarks" / "results" / "README.md"]
-
-
 def documented() -> list[Documented]:
-    """All commands of all pages, in their order."""
-    return [
-        item for page in pages() for item in commands_in(page.read_text(encoding="utf-8"), str(page.relative_to(ROOT)))
-    ]
+    """All commands of all pages, in their order; the generated pages come last."""
+    paths = [ROOT / "README.md", *sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("deploy/**/*.md")])]
+    paths.append(ROOT / "benchmarks" / "results" / "README.md")
+    texts = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in paths}
+    texts |= {f"docs/{name}": text for name, text in generate.pages().items() if name.endswith(".md")}
+    return [item for page, text in texts.items() for item in commands_in(text, page)]
 
 
 def commands_in(text: str, page: str) -> Iterator[Documented]:

@@ -261,7 +261,9 @@ def test_programs_of_the_project_have_the_flags_that_are_written() -> None:
     wrong, seen = [], 0
     for item, words in (*of_program("python"), *of_program("locust")):
         text = helped
-        if words[0] == "python":
+        if words[:2] == ["python", "-c"]:
+            assert command([sys.executable, *words[1:]], ROOT).returncode == 0, str(item)
+        elif words[0] == "python":
             module = words[2].replace(".", "/") if words[1] == "-m" else words[1].removesuffix(".py")
             path = next((path for path in (ROOT / f"{module}.py", ROOT / module) if path.exists()), None)
             files = sorted(path.rglob("*.py")) if path is not None and path.is_dir() else [path or ROOT / "missing"]
