@@ -274,7 +274,7 @@ def test_stalls_without_another_arm_to_compare_leave_the_gates_open(tmp_path: Pa
     assert "too few slow requests for error bars" in gates(summary)["noninferiority p99_ttft"]["reason"]
     longest = gates(summary)["longest stall"]
     assert longest["verdict"] == "INCONCLUSIVE"
-    assert "compiled stalled 20 times, up to 4.3 s, for some or all of its requests" in longest["reason"]
+    assert "compiled stalled 20 times, up to 4.29 s, for some or all of its requests" in longest["reason"]
 
 
 def cut(answers: list[Sent]) -> list[Sent]:
