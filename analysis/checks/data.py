@@ -45,7 +45,7 @@ def blocks(seen: Evidence) -> Iterator[Check]:
             usable["slo"] = min(of_arms) if run.separate else run.blocks
         short = {kind: count for kind, count in usable.items() if count < limits.min_blocks}
         faults = [
-            f"a verdict needs {limits.min_blocks} usable blocks of {run.block_s:g} s (gates.min_blocks); {arm} has "
+            f"A verdict needs {limits.min_blocks} usable blocks of {run.block_s:g} s (gates.min_blocks); {arm} has "
             f"{count}"
             for count in sorted(short.values())[:1]
         ]

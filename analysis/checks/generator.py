@@ -48,7 +48,8 @@ def generator(seen: Evidence) -> Iterator[Check]:
         yield generator.found([*dropped, *faults], opens=opens)
     for arm in run.treatments:
         faults = [
-            f"requests of {arm} were sent {lag:+.3g} ms after those of {run.control} {what}, limit {most:.3g} ms"
+            f"requests of {arm if lag > 0 else run.control} were sent {abs(lag):.3g} ms further behind their schedule "
+            f"than those of {run.control if lag > 0 else arm} {what}, limit {most:.3g} ms"
             for what, lag, most in (() if arm in run.ended_arms else lag_differences(run, arm))
             if abs(lag) > most
         ]

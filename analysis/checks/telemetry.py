@@ -28,7 +28,7 @@ from tailgate.analysis.run.client_stalls import UNKNOWN, ArmStalls, compile_wind
 from tailgate.analysis.run.run import Run
 from tailgate.analysis.run.startup import blind_spots, compiled_steps
 from tailgate.analysis.run.trials import Trial
-from tailgate.analysis.wording import counted, digits
+from tailgate.analysis.wording import counted, digits, listed
 
 _SLACK_NS = 50_000_000  # by which clocks may differ, and what a request's own account may exceed the events'
 _SLACK_SHARE = 0.1
@@ -192,7 +192,7 @@ def blind(seen: Evidence) -> Iterator[Check]:
     sees="Stalls that clients saw and nothing explains exceed a limit of *longest stall*, *stall per minute* or "
     "*requests hit*, and open that gate. A single stall opens *longest stall* alone.",
     remedy="See what the arm and its host did then: logs, the allocator, first loads of kernels. If users may wait "
-    "that long, raise gates.max_stall_s.",
+    "that long, raise the limit.",
     opens=("recompile",),
     in_search=False,  # a search drives arms past what they hold, where a server is silent for longer
 )
@@ -207,12 +207,12 @@ def unknown_stalls(seen: Evidence) -> Iterator[Check]:
         requests = int((run.of_arm(arm) & ~run.requests.broken).sum())
         values = stall_values(stalls, requests=requests, minutes=replica_minutes(run, arm))
         # Their number is known: the server counts its compiles.
-        gates = tuple(
-            name
+        exceeded = {
+            name: f"gates.{key}"
             for (name, _, key, _, _), value in zip(COMPILE_GATES[1:], values[1:], strict=True)
             if value > getattr(run.limits, key) and (name == _LONGEST or len(stalls) >= _SEVERAL)
-        )
-        if not gates:
+        }
+        if not exceeded:
             yield unknown_stalls.found([])
             continue
         longest = max(stalls, key=lambda stall: stall.seconds)
@@ -221,7 +221,8 @@ def unknown_stalls(seen: Evidence) -> Iterator[Check]:
             f"{arm} stalled {counted(len(stalls), 'time')}, the longest for {digits(longest.seconds)} s "
             f"{(longest.start_ns - began_ns) / 1e9:.0f} s into trial {longest.trial}, and no compile event explains it"
         )
-        yield unknown_stalls.found([fault], arm=arm, gates=gates)
+        remedy = unknown_stalls.remedy.replace("the limit", listed([*exceeded.values()]))
+        yield unknown_stalls.found([fault], arm=arm, gates=tuple(exceeded), remedy=remedy)
 
 
 @rule(

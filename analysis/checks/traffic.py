@@ -34,7 +34,6 @@ _APART = "pairs scheduled up to {most} ms apart, limit {limit} ms"
 @rule(
     "open loop",
     sees="The load waited for the server, or the records do not say whether it did.",
-    says="It is not known when requests were due: {}.",
     remedy="Send requests by a schedule or a rate, with no limit on requests under way, record scheduled_ns, and say "
     '{"complete": true, "open_loop": true} in trial-01/trial.json.',
 )
@@ -42,11 +41,11 @@ def open_loop(seen: Evidence) -> Iterator[Check]:
     run, requests = seen.run, seen.run.requests
     faults = []
     if run.reported_open_loop is False:
-        faults = ["the load waited for the server (closed loop), which hides the tail"]
+        faults = ["The load waited for the server (closed loop), which hides the tail"]
     elif not len(requests) or not requests.scheduled.all():
-        faults = ["requests carry no scheduled time, so waiting before they were sent may be missing"]
+        faults = ["Requests carry no scheduled time, so waiting before they were sent may be missing"]
     elif run.reported_open_loop is None:
-        faults = ["the records do not say whether the load waited for the server (open_loop in trial.json)"]
+        faults = ["The records do not say whether the load waited for the server (open_loop in trial.json)"]
     # How another tool sent its requests is in sentences of its own.
     yield open_loop.found([f"{fault}. {run.pace}".rstrip(" .") for fault in faults])
 

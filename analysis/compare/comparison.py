@@ -56,6 +56,7 @@ class Pair(NamedTuple):
     run: Run
     same_machine: bool  # by its identity; unknown is not the same
     differs: tuple[str, ...]
+    arm: str  # the candidate's name in its own run
 
 
 def made_run(path: Path, folder: Path) -> Path:
@@ -104,6 +105,7 @@ def read_pair(baseline: Path, candidate: Path, *, arm: str = "", gates: Mapping[
         run=with_lengths(Run.of(_of_two_arms(records, sides, gates))),
         same_machine=one.machine == two.machine != "",
         differs=tuple(texts.values()),
+        arm=arms[1],
     )
 
 
@@ -268,9 +270,18 @@ def compare_runs(
     `arm` and `gates` are as of `read_pair`; `trust_machines` assumes that both machines are equally fast.
     """
     pair = read_pair(baseline, candidate, arm=arm, gates=gates)
-    differs = f"The candidate differs in {'; '.join(pair.differs)}." if pair.differs else "Nothing recorded differs."
     of_machines = _speed(pair.run, same_machine=pair.same_machine, trusted=trust_machines)
-    return summary_of(pair.run, judge(pair.run, (of_machines, WHAT_DIFFERS.found([], reason=differs, arm=CANDIDATE))))
+    differs = "No recorded setting, version or machine differs."
+    if pair.differs:
+        differs = f"The candidate differs in {'; '.join(pair.differs)}."
+    elif not of_machines.ok and of_machines.rule is speed:
+        differs = f"Only the measured speed of the machine differs. {differs}"
+    given = (of_machines, WHAT_DIFFERS.found([], reason=differs, arm=CANDIDATE))
+    summary = summary_of(pair.run, judge(pair.run, given))
+    for row in summary["advice"]["remedies"]:  # commands read the candidate's own experiment
+        text = str(row["text"]).replace(f"--arm {CANDIDATE}", f"--arm {pair.arm}")
+        row["text"] = text.replace("experiment.toml", str(candidate / "experiment.toml"))
+    return summary
 
 
 def _speed(run: Run, *, same_machine: bool, trusted: bool) -> Check:
@@ -287,7 +298,7 @@ def _speed(run: Run, *, same_machine: bool, trusted: bool) -> Check:
     row: dict[str, Any] = {"arm": CANDIDATE, "opens": ("noninferiority", "goodput")}
     if not known:
         fault = "No reference shows that the machines of both runs were equally fast"
-        remedy = "Take references in both runs ([machines] reference_s), or give --trust-machines."
+        remedy = "Take references in both runs (machines.reference_s), or give --trust-machines."
         return replace(speed, rank=TAIL).found([fault], remedy=remedy, **row)  # which is no disturbance
     if not moved:
         reason = "The machines of both runs were equally fast"

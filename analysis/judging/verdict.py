@@ -14,7 +14,7 @@ from tailgate.analysis.checks.applied import blocking
 from tailgate.analysis.checks.check import MACHINES, OVERLOADED, Check
 from tailgate.analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
 from tailgate.analysis.settings.metrics import gate_label
-from tailgate.analysis.wording import duration_text
+from tailgate.analysis.wording import duration_text, listed
 
 # In the order in which failures are reported: what others may follow from comes first.
 _KINDS = ("parity", "recompile", "error", "noninferiority", "goodput", "slo", "memory", "ramp")
@@ -48,8 +48,11 @@ def headline(arms: Mapping[str, str], gates: Sequence[Gate], checks: Sequence[Ch
             undecided.setdefault(_open_reason(own, checks), []).append(arm)
         else:
             ratios = [gate for gate in own if gate.kind == "noninferiority" and gate.high is not None]
-            most = max((max((gate.high or 0.0, *(gate.lasting or ()))) for gate in ratios), default=None)
-            slower = "" if most is None else f" (latency at most {most:.2f} times {control}'s, error bars included)"
+            most = max((gate.high or 0.0 for gate in ratios), default=0.0)
+            lasting = max((limit for gate in ratios for limit in gate.lasting or ()), default=0.0)
+            slower = f" (latency at most {most:.2f} times {control}'s, error bars included)" if ratios else ""
+            if round(lasting, 2) > round(most, 2):
+                slower = f"{slower[:-1]}; {lasting:.2f} times if a disturbance lasts for several trials)"
             passed.append(f"{arm} may replace {control}: every gate passed{slower}.")
     for reason, own_arms in undecided.items():
         parts.append(f"This run cannot decide whether {' or '.join(own_arms)} may replace {control}: {reason}")
@@ -103,7 +106,7 @@ _STUCK = {
 }
 # The same of external arms.
 _UNSEEN = {
-    "recompile": "Only the log of the server can decide {gates} (telemetry.log): clients cannot see it.",
+    "recompile": "Only the server's log (telemetry.log) can decide {gates}: clients cannot see what stalls it.",
     "parity": "Greedy answers decide {gates}, and no longer run does: the gate's reason says what they lack.",
 }
 _STARTS = "Deciding {gates} takes at least {count} runs of each arm, each after a fresh start."
@@ -131,8 +134,8 @@ _OF_EXTERNAL = {
     "noninferiority": _LOAD_HELD,
     "slo": _LOAD_HELD,
     "parity": "Compare its weights, precision and sampling with the control's.",
-    "recompile": "Warm its server up before the next `tailgate run experiment.toml`: send it requests like those that "
-    "compiles delayed, with {lengths}. vLLM compiles the sizes in compile_sizes (`--compilation-config`) at its start.",
+    "recompile": "Before the next run, send its server requests with prompts as long as those that compiles "
+    "delayed{lengths}. vLLM compiles the sizes in compile_sizes (`--compilation-config`) at its start.",
 }
 
 
@@ -159,7 +162,7 @@ def advise(gates: Sequence[Gate], checks: Sequence[Check], *, external: Mapping[
     lengths = [text for text in (_LENGTH, _LONG) if text in found]
     sentences = [_filled(text, found[text]) for text in (*lengths, *(text for text in found if text not in lengths))]
     if failed:
-        sentences.append(f"A longer run cannot turn the FAIL of {', '.join(failed)}.")
+        sentences.append(f"A longer run cannot change the FAIL of {', '.join(failed)}.")
     return Advice(
         needed_s=max((gate.needed_s or 0.0 for text in lengths for gate in found[text]), default=None),
         text=" ".join(dict.fromkeys([*fixes, *sentences])) or "Nothing is open.",
@@ -171,9 +174,11 @@ def _filled(text: str, gates: Sequence[Gate]) -> str:
     """Fill in the sentence: the gates' names, and the longest run and the most fresh starts that one needs."""
     starts = max(gate.needed_starts or 0 for gate in gates)
     over = f" in {starts} fresh starts (trials.count = {starts})" if starts else ""
+    arms = sorted({gate.arm for gate in gates})
+    named = ((sorted({f'"{gate_label(gate.gate)}"' for gate in gates if gate.arm == arm}), arm) for arm in arms)
     return text.format(
-        arms=", ".join(sorted({gate.arm for gate in gates})),
-        gates=", ".join(sorted({f'"{gate_label(gate.gate)}" of {gate.arm}' for gate in gates})),
+        arms=", ".join(arms),
+        gates=", ".join(f"{listed(names)} of {arm}" for names, arm in named),
         count=starts,
         length=f"{duration_text(max(gate.needed_s or 0.0 for gate in gates))}{over}",
     )

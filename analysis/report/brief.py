@@ -16,6 +16,7 @@ from tailgate.analysis.report.values import (
     percent,
     quantity,
     rate,
+    ratio,
     seconds,
     span,
     text,
@@ -26,10 +27,6 @@ from tailgate.analysis.wording import counted
 
 MORE_IS_BETTER = ("goodput", "parity")
 _COUNTED = ("recompiles", "longest stall", "requests hit")  # gates that stand for an arm at a glance
-DEFINITION = (
-    "Ratios compare typical blocks of steady traffic, without the cold start and requests that compiles delayed. "
-    "Other figures cover all traffic."
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +37,7 @@ class ArmBrief:
     index: int
     name: str
     verdict: str  # empty of the control, and of a search without gates
-    figures: Mapping[str, tuple[str, str]]  # at a glance, by name: a value, and its interval or nothing
+    figures: Mapping[str, Sequence[str]]  # at a glance, by name: a value, and notes such as its interval
     gates: tuple[Gate, ...]
 
     def of(self, verdict: str) -> tuple[Gate, ...]:
@@ -64,6 +61,16 @@ class Brief:
     remedies: tuple[tuple[str, str], ...]  # an arm that failed, what to do about it
     decider: str  # what would decide the open gates; empty where none is open
     answer: tuple[str, ...]  # of a search, which policy to ship
+    typical: str  # what a ratio is of: a block or, of arms that ran separately, a trial
+
+    @property
+    def definition(self) -> str:
+        """What the figures at a glance are of."""
+        return (
+            "Latency is that of steady traffic: without the cold start and requests that compiles delayed. Gates judge "
+            f"the ratio (×) of a typical {self.typical}, which may differ from that over the whole run. Other figures "
+            "cover all traffic."
+        )
 
     @property
     def treatments(self) -> tuple[ArmBrief, ...]:
@@ -71,7 +78,7 @@ class Brief:
 
     @property
     def first_step(self) -> str:
-        """What to do first where there is no command, in a sentence; empty where all passed."""
+        """What to do first, in a sentence; empty where there is a command, and where all passed."""
         return "" if self.next else first_sentence(self.remedies[0][1] if self.remedies else self.decider)
 
     @property
@@ -100,6 +107,7 @@ def brief_of(summary: Summary) -> Brief:
         remedies=_remedies(summary),
         decider=summary.advice.text if _is_open(summary) else "",
         answer=tuple(summary.frontier.answer) if summary.frontier else (),
+        typical="trial" if summary.design.design == "separate" else "block",
     )
 
 
@@ -114,12 +122,12 @@ def _title(summary: Summary) -> str:
 def _notes(summary: Summary) -> Iterable[tuple[str, str]]:
     """Yield what was joined, and how interim analyses, a ramp and its weights went."""
     if summary.joined is not None and len(summary.joined.runs) > 1:
-        counts = {"run": len(summary.joined.runs), "trial": summary.design.trials, "machine": summary.joined.machines}
-        head = ", ".join(counted(number, noun, count) for noun, number in counts.items())
-        differences = len(summary.joined.differences)
-        accepted = f" · {counted(differences, 'difference', count)} accepted" if differences else ""
         names = ", ".join(run.name for run in summary.joined.runs)
-        yield "Judged together", f"{head}{accepted} ({names})"
+        runs = f"{counted(len(summary.joined.runs), 'run', count)} ({names})"
+        counts = {"trial": summary.design.trials, "machine": summary.joined.machines}
+        counts |= {"accepted difference": found} if (found := len(summary.joined.differences)) else {}
+        rest = ", ".join(counted(number, noun, count) for noun, number in counts.items())
+        yield "Judged together", f"{runs}, {rest}"
     if summary.design.pressure:
         yield "Under pressure", summary.design.pressure
     if (ended := summary.interim) is not None:
@@ -145,7 +153,7 @@ def _arm(summary: Summary, arm: Arm, index: int) -> ArmBrief:
     gates.sort(key=lambda gate: ORDER.index(gate.verdict))
     figures = [
         *_held(summary.frontier, arm.name),
-        *(_of_control(arm, summary) if arm.control else _of_gates(gates)),
+        *(_of_control(arm, summary) if arm.control else _of_gates(gates, summary)),
     ]
     judged = not arm.control and not _title(summary)
     return ArmBrief(
@@ -153,7 +161,7 @@ def _arm(summary: Summary, arm: Arm, index: int) -> ArmBrief:
         index=index,
         name=arm.name,
         verdict=(gates[0].verdict if gates else "INCONCLUSIVE") if judged else "",
-        figures={name: (value, note) for name, value, note in figures if value != DASH},
+        figures={name: (value, *notes) for name, value, *notes in figures if value != DASH},
         gates=tuple(gates),
     )
 
@@ -175,12 +183,8 @@ def bounds_of(gate: Gate) -> str:
 
 
 def sentence_of(gate: Gate) -> str:
-    """Return the failed check's caveat, else the first sentence of the reason; where it is decided, without the error
-    bars."""
-    first = first_sentence(gate.reason)
-    if gate.verdict == "INCONCLUSIVE":
-        return gate.caveat or f"Open: {first}"
-    return gate.caveat or re.sub(r" \([^()]*error bars[^()]*\)", "", first)
+    """Return the failed check's caveat, else the first sentence of the reason."""
+    return gate.caveat or ("Open: " if gate.verdict == "INCONCLUSIVE" else "") + first_sentence(gate.reason)
 
 
 def first_sentence(words: str) -> str:
@@ -189,36 +193,39 @@ def first_sentence(words: str) -> str:
     return words[: end.end()] if end else words
 
 
-def _of_gates(gates: Sequence[Gate]) -> Iterable[tuple[str, str, str]]:
-    """Yield an arm's figures at a glance: its ratios and its counts of compiles."""
+def _of_gates(gates: Sequence[Gate], summary: Summary) -> Iterable[Sequence[str]]:
+    """Yield an arm's figures at a glance: its ratios, each with that of the whole run, and its counts of compiles."""
+    whole = {(row.arm, quantile_label(row.metric, row.quantile)): ratio(row.whole) for row in summary.comparisons}
     for kind in ("noninferiority", "goodput"):
         for gate in (gate for gate in gates if gate.kind == kind):
-            name, bounds = gate.title.removeprefix("non-inferiority "), bounds_of(gate)
-            yield name, value_of(gate), "" if bounds == DASH else bounds
+            name, value, bounds = gate.title.removeprefix("non-inferiority "), value_of(gate), bounds_of(gate)
+            of_run = whole.get((gate.arm, name), DASH)
+            notes = (bounds, DASH if of_run == DASH else "whole run" if of_run == value else f"whole run {of_run}")
+            yield name, value, *(note for note in notes if note != DASH)
     by_name = {gate.gate: value_of(gate) for gate in gates}
     for name in _COUNTED:
         if name in by_name:
-            yield name, by_name[name], ""
+            yield name, by_name[name]
 
 
-def _of_control(arm: Arm, summary: Summary) -> Iterable[tuple[str, str, str]]:
+def _of_control(arm: Arm, summary: Summary) -> Iterable[Sequence[str]]:
     """Yield the control's values to which the ratios and counts of the other arms compare."""
     for metric, quantile in dict.fromkeys((row.metric, row.quantile) for row in summary.comparisons if row.gate):
         key = f"p{100.0 * quantile:.10g}_ms".replace(".", "_")
         value = getattr(arm.steady.get(metric), key, None)
-        yield quantile_label(metric, quantile), milliseconds(value), ""
-    yield "recompiles", count(arm.compile.recompiles), ""
-    yield "longest stall", seconds(arm.compile.longest_stall_s), ""
-    yield "requests hit", percent(arm.compile.requests_hit_pct), ""
+        yield quantile_label(metric, quantile), milliseconds(value), "whole run"
+    yield "recompiles", count(arm.compile.recompiles)
+    yield "longest stall", seconds(arm.compile.longest_stall_s)
+    yield "requests hit", percent(arm.compile.requests_hit_pct)
 
 
-def _held(frontier: Frontier | None, arm: str) -> Iterable[tuple[str, str, str]]:
+def _held(frontier: Frontier | None, arm: str) -> Iterable[Sequence[str]]:
     """Yield the load that an arm holds in a search. Its latencies are those of overload, and describe no arm."""
     for row in frontier.arms if frontier else ():
         if row.arm == arm:
-            yield "surely holds", rate(row.low_rps), ""
-            yield "as seen", rate(row.seen_rps), ""
-            yield "start", seconds(row.start_s), ""
+            yield "surely holds", rate(row.low_rps)
+            yield "as seen", rate(row.seen_rps)
+            yield "start", seconds(row.start_s)
 
 
 # --- What to do -------------------------------------------------------------------------------------------------------
@@ -245,7 +252,7 @@ def _command(summary: Summary) -> str:
     needed, trials = summary.advice.needed_s, summary.design.trials or 1
     if is_open:
         texts.append(first_sentence(summary.advice.text))
-    if is_open and needed is not None:
+    if is_open and needed is not None and summary.design.design != "separate":  # which takes several runs
         # In whole minutes, since the length is an estimate.
         texts.append(f"`tailgate run experiment.toml --duration {math.ceil(needed / trials / 60)}m`")
     found = re.search(r"`(tailgate [^`]+)`", "\n".join(texts))

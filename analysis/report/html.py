@@ -14,7 +14,7 @@ from pydantic_core import to_json
 
 from tailgate.analysis.judging.gates import ORDER
 from tailgate.analysis.records.schemas import EVENT_KINDS
-from tailgate.analysis.report.brief import DEFINITION, MORE_IS_BETTER, ArmBrief, brief_of
+from tailgate.analysis.report.brief import MORE_IS_BETTER, ArmBrief, brief_of
 from tailgate.analysis.report.rendering import environment, template_text
 from tailgate.analysis.settings.metrics import EMBED
 from tailgate.analysis.summary.model import Bins, Frontier, Gate, Histogram, Summary
@@ -65,7 +65,6 @@ def html_report(document: Mapping[str, Any]) -> str:
             summary=summary,
             brief=brief,
             arms=brief.arms,
-            definition=DEFINITION,
             first_gates=first,
             other_gates=rest,
             more_is_better=MORE_IS_BETTER,

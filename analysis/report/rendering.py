@@ -31,7 +31,7 @@ _MARKS = {"PASS": "✅ PASS", "FAIL": "❌ FAIL", "INCONCLUSIVE": "❔ INCONCLUS
 def markdown_report(document: Mapping[str, Any]) -> str:
     """Render report.md for the summary in `document`, ending in one newline."""
     shown = brief.brief_of(Summary.of(document))
-    report = environment().get_template("report.md").render(brief=shown, definition=brief.DEFINITION)
+    report = environment().get_template("report.md").render(brief=shown)
     return re.sub(r"\n{3,}", "\n\n", report).strip() + "\n"
 
 

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tailgate.analysis.report.brief import DEFINITION, Brief, brief_of, limit_of, sentence_of, value_of
-from tailgate.analysis.report.values import count, rate, seconds
+from tailgate.analysis.report.brief import Brief, brief_of, limit_of, sentence_of, value_of
+from tailgate.analysis.report.values import DASH, count, rate, seconds
 from tailgate.analysis.summary.model import Summary
 
 _CHIPS = {
@@ -56,7 +56,7 @@ def verdict_table(document: Mapping[str, Any], *, width: int = 100, experiment: 
         _print_judgement(console, brief)
     for name, line in (*brief.notes, *((f"to fix {arm}", line) for arm, line in brief.remedies)):
         console.print(_noted(name.lower(), line.replace("experiment.toml", experiment)))
-    for name, line in (("to decide", brief.decider), ("next", brief.next or brief.first_step)):
+    for name, line in (("to decide", brief.decider), ("next", brief.next)):
         if line:
             console.print(_noted(name, line.replace("experiment.toml", experiment)))
     assert isinstance(console.file, io.StringIO)
@@ -65,9 +65,8 @@ def verdict_table(document: Mapping[str, Any], *, width: int = 100, experiment: 
 
 
 def next_step(document: Mapping[str, Any], *, experiment: str) -> str:
-    """Return what to do next, a command or a sentence; empty after a PASS. Commands name the file `experiment`."""
-    brief = brief_of(Summary.of(document))
-    return (brief.next or brief.first_step).replace("experiment.toml", experiment)
+    """Return the command to run next; empty where there is none. It names the file `experiment`."""
+    return brief_of(Summary.of(document)).next.replace("experiment.toml", experiment)
 
 
 def _print_answer(console: Console, brief: Brief, summary: Summary) -> None:
@@ -87,7 +86,7 @@ def _print_judgement(console: Console, brief: Brief) -> None:
     """Print the arms at a glance, failed checks, each failed gate's sentence, and each arm's open gates."""
     console.print(_arms(brief))
     if brief.treatments and not brief.answer:
-        console.print(Text(DEFINITION, "dim"))
+        console.print(Text(brief.definition, "dim"))
     failed = {arm.name for arm in brief.treatments if arm.verdict == "FAIL"}
     for check in brief.failed_checks:
         if check.reason not in brief.headline and check.arm not in failed:
@@ -96,7 +95,10 @@ def _print_judgement(console: Console, brief: Brief) -> None:
     for arm in brief.treatments:
         lines = [("FAIL", f"{gate.title}: {sentence_of(gate)}") for gate in arm.of("FAIL")]
         if undecided := arm.of("INCONCLUSIVE"):
-            each = (f"{gate.title} ({value_of(gate)} so far, limit {limit_of(gate)})" for gate in undecided)
+            each = (
+                f"{gate.title} ({f'{seen} so far, ' if (seen := value_of(gate)) != DASH else ''}limit {limit_of(gate)})"
+                for gate in undecided
+            )
             lines.append(("INCONCLUSIVE", f"not decided: {', '.join(each)}"))
         if lines:
             console.print("\n", Text(arm.name, "bold"), sep="")
@@ -111,8 +113,8 @@ def _arms(brief: Brief) -> Table:
     for name in brief.figure_names:
         table.add_column(name, justify="right")
     for arm in brief.arms:
-        figures = [arm.figures.get(name, ("–", "")) for name in brief.figure_names]
-        cells = (Text.assemble(value, "\n", (note, "dim")) for value, note in figures)
+        figures = [arm.figures.get(name, (DASH,)) for name in brief.figure_names]
+        cells = (Text.assemble(value, "\n", ("\n".join(notes), "dim")) for value, *notes in figures)
         table.add_row(Text.assemble(arm.name, "\n", _CHIPS[arm.verdict]), *cells)
     if not brief.arms:
         table.add_row(Text("no arm sent a record", "dim"))

@@ -47,15 +47,15 @@ class ArmAccount:
 
     @property
     def reports_compiles(self) -> bool:
-        """Whether an external arm has a log that is searched for compiles."""
+        """Whether the arm is managed, or external with a log that is searched for compiles."""
         telemetry = mapping(self.external.get("telemetry"))
-        return bool(telemetry.get("log") or telemetry.get("log_command"))
+        return bool(not self.external or telemetry.get("log") or telemetry.get("log_command"))
 
     @property
     def log_spots(self) -> list[str]:
         """What compiles the arm's logs may leave out, in sentences, each once."""
         spots = []
-        for info in self.infos if self.reports_compiles else ():
+        for info in self.infos if self.external and self.reports_compiles else ():
             rows = (mapping(row.get("reported")) for row in _rows([info], self.arm))
             logs = [log for row in rows for log in rows_of(row.get("logs"))]
             spots += [str(spot) for log in logs for spot in _listed(log.get("blind_spots"))]

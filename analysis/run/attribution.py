@@ -17,7 +17,7 @@ from tailgate.analysis.records.request_columns import hashes
 from tailgate.analysis.records.requests import Requests
 from tailgate.analysis.run.compile_events import CompileEvent, Windows, windows_of
 
-CAUSES = ("other", "in the backlog of a compile", "during a compile")
+CAUSES = ("no compile", "in the backlog of a compile", "during a compile")
 OTHER, _BACKLOG, _DURING = range(3)
 NO_REQUESTS = np.zeros(0, dtype=np.int64)
 

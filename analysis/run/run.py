@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailgate.analysis.arrays import Bools, Ints, by_trial
+from tailgate.analysis.records.documents import EDITED
 from tailgate.analysis.records.placing import Unplaced, misplaced_requests, place_events
 from tailgate.analysis.records.plain_values import first_of, mapping, number, rows_of, table
 from tailgate.analysis.records.plain_values import seconds as seconds_of
@@ -313,9 +314,12 @@ def _arms(records: RunRecords, requests: Requests) -> tuple[str, tuple[str, ...]
     control = next((str(row["name"]) for row in rows if row.get("control") is True and "name" in row), None)
     control = control or next((name for name in ("control", "eager") if name in names), None)
     if control is None:
+        where = "add to experiment.toml"
+        if not records.experiment:
+            where = f"{records.directory} lacks the file experiment.toml: put it back, or write one with"
         raise RecordError(
-            f"none of the arms {', '.join(names)} is the control: "
-            "add [[arms]] with name and control = true to experiment.toml, or name one arm control"
+            f"none of the arms {', '.join(names)} is the control: {where} the lines [[arms]], "
+            f'name = "{names[0]}", control = true, and as the last line {EDITED}'
         )
     return str(control), (str(control), *(name for name in names if name != control))
 

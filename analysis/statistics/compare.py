@@ -199,8 +199,8 @@ def _tested(
         beyond = tail_of_group(treatment, control, unit, item.quantile)
         name = "trial" if by_trial else "group of blocks"
         why = (
-            f"only {beyond:.2g} requests in each {name} are slower than the p{100.0 * item.quantile:.10g} on average, "
-            "and 1 is needed"
+            f"error bars need 1 request slower than the p{100.0 * item.quantile:.10g} in each {name}; this run has "
+            f"{beyond:.2g} on average"
         )
         return replace(item, obstacle=why, needed_blocks=math.ceil(item.blocks / beyond))
     if by_trial:

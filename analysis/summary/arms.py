@@ -51,7 +51,7 @@ def arm_row(run: Run, arm: str, judgement: Judgement) -> dict[str, Any]:
         "cold": _metrics(run, usable & run.cold),
         "external": _external_row(run, arm),
         "compile": _compile_row(run, arm, judgement.facts[arm]),
-        "client_stalls": _stalls_row(run, judgement.stalls[arm]),
+        "client_stalls": _stalls_row(run, judgement.stalls[arm], reports=judgement.facts[arm].known),
         "padding": _padding(run, arm),
         "startup": startup_row(run, arm),
         "memory_bytes": {name: max(peaks.values()) for name, peaks in judgement.memory[arm].items()},
@@ -110,9 +110,6 @@ def _external_row(run: Run, arm: str) -> dict[str, Any] | None:
 
 def _compile_row(run: Run, arm: str, facts: CompileFacts) -> dict[str, Any]:
     """Return what compiles did to the arm, without what is unknown."""
-    account = run.account(arm)
-    if account.external and not account.reports_compiles:
-        return {}
     serving = run.serving_events(arm)
     row: dict[str, Any] = {}
     if facts.known:
@@ -137,9 +134,8 @@ def _compile_row(run: Run, arm: str, facts: CompileFacts) -> dict[str, Any]:
 _MOST_STALLS = 100
 
 
-def _stalls_row(run: Run, seen: ArmStalls) -> dict[str, Any]:
-    """Count the client-side stalls of the arm by cause, which may be a compile here, and list the longest."""
-    reports = not run.account(seen.arm).external or run.account(seen.arm).reports_compiles
+def _stalls_row(run: Run, seen: ArmStalls, *, reports: bool) -> dict[str, Any]:
+    """Count the client-side stalls of the arm by cause, a compile where it `reports` them, and list the longest."""
     stalls = [
         replace(stall, cause="compile")
         if reports and stall.cause in (UNKNOWN, PART) and is_explained(stall, run.events)
@@ -149,7 +145,8 @@ def _stalls_row(run: Run, seen: ArmStalls) -> dict[str, Any]:
     causes = Counter(stall.cause for stall in stalls)
     longest = sorted(stalls, key=lambda stall: (-stall.seconds, stall.trial, stall.start_ns))[:_MOST_STALLS]
     return {
-        **{cause: causes[cause] for cause in ("compile", UNKNOWN, HOST, WORK, PART)},
+        **{cause: causes[cause] for cause in (UNKNOWN, HOST, WORK, PART)},
+        "compile": causes["compile"] if reports else None,
         "detectable_s": seen.detectable_s,
         "stalls": [
             {

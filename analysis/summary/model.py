@@ -150,7 +150,7 @@ class Stall(Row):
 class ClientStalls(Row):
     """Stalls that clients saw, by cause, and the longest of them."""
 
-    compile: int
+    compile: Annotated[Count, Field(description="null where compiles are not reported")] = None
     unknown: int
     host: int
     work: int
@@ -217,6 +217,7 @@ class Comparison(Row):
     ratio: Number
     low: Number = None
     high: Number = None
+    whole: Annotated[Number, Field(description="the ratio of the quantiles over the whole run")] = None
     gate: Annotated[bool, Field(description="whether a gate rests on it")]
     verdict: Verdict | None = None
     reason: str

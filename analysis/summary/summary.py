@@ -81,9 +81,10 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
     run_id, ramp = run.records.directory.resolve().name, ramp_of(run)
     gates = {(gate.arm, gate.gate): gate for gate in judgement.gates}
     with ThreadPoolExecutor(2) as processors:  # the longest first
-        others = [processors.submit(other, run) for other in (_spikes, _distribution, _latency_series)]
+        spikes = processors.submit(_spikes, run, judgement)
+        others = [processors.submit(other, run) for other in (_distribution, _latency_series)]
         arms = processors.map(lambda arm: arm_row(run, arm, judgement), run.arms)
-    spikes, distribution, series = (other.result() for other in others)
+    distribution, series = (other.result() for other in others)
     return {
         "name": str(run.records.experiment.get("name") or run_id),
         "task": EMBED if run.embeds else "generate",
@@ -106,7 +107,7 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         "advice": asdict(judgement.advice if gated else replace(judgement.advice, remedies=())),
         "design": _design(run),
         "events": _events(run),
-        "spikes": spikes,
+        "spikes": spikes.result(),
         "series": series,
         "distribution": distribution,
         "interim": _interim(run),
@@ -120,12 +121,13 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
     }
 
 
-def _spikes(run: Run) -> list[dict[str, Any]]:
+def _spikes(run: Run, judgement: Judgement) -> list[dict[str, Any]]:
     return [
         {
             **asdict(spike),
             "offset_s": run.offset_s(spike.trial, spike.start_ns),
             "seconds": (spike.end_ns - spike.start_ns) / SECOND,
+            **({} if judgement.facts[spike.arm].known else {"cause": "unknown", "explained_pct": None}),
         }
         for spike in find_spikes(run.requests, run.attribution, run.events, control=run.control)
     ]
@@ -188,7 +190,7 @@ def _traffic(run: Run) -> dict[str, Any]:
 
 def _comparison_row(item: Comparison, gate: Gate | None) -> dict[str, Any]:
     """Return the comparison with the verdict of the gate that rests on it, if there is one."""
-    names = ("arm", "metric", "quantile", "ratio", "low", "high")
+    names = ("arm", "metric", "quantile", "ratio", "low", "high", "whole")
     return {
         **{name: getattr(item, name) for name in names},
         "gate": gate is not None,

@@ -10,6 +10,7 @@ import errno
 import io
 import os
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from importlib import metadata
@@ -18,6 +19,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from tailgate.analysis.wording import listed
 from tailgate.loadtests.commands import (
     analyze,
     check,
@@ -149,6 +151,8 @@ def usage_error(error: typer.TyperException, command: str = "") -> str:
     where = f"tailgate {command}" if command in COMMANDS else "tailgate"
     message = getattr(error, "format_message", error.__str__)()
     message = message.rstrip(".").replace("Value error, ", "")
+    if context and (found := re.match(r"Missing argument|Got unexpected extra argument\(s\) \((.*)\)$", message)):
+        return _wrong_arguments(context, where, found[1] or "")
     option = re.match(r"No such option: --([a-z0-9_-]+)", message)
     if option and context and any(parameter.name == "settings" for parameter in context.command.params):
         from tailgate.loadtests.experiments.model import Experiment
@@ -157,6 +161,17 @@ def usage_error(error: typer.TyperException, command: str = "") -> str:
         if path := key_paths(Experiment).get(option[1].replace("-", "_")):
             return f"{option[0]}: write --set {path}=VALUE"
     return f"{message}{'' if message.endswith('?') else ':'} see `{where} --help`"
+
+
+def _wrong_arguments(context: Any, where: str, extra: str) -> str:
+    """Return what arguments the command takes, what it got, of which `extra` are too many, and what to type."""
+    arguments = [one for one in context.command.params if one.param_type_name == "argument"]
+    names = [(one.metavar or "").strip("[]") for one in arguments]
+    given = [str(value) for one in arguments if (value := context.params.get(one.name))]
+    takes = listed([f"{'one ' * (one.nargs == 1)}{name}" for one, name in zip(arguments, names, strict=True)])
+    got = listed([*given, *filter(None, (extra,))])
+    line = " ".join([where, *map(shlex.quote, given), *names[len(given) :]])
+    return f"{where} takes {takes or 'no argument'} and got {got or 'none'}: type `{line}`"
 
 
 def _leave_stdout() -> None:

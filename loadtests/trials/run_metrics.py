@@ -104,7 +104,8 @@ def _of_run(status: Status) -> Iterator[_Family]:
         yield gauge, f"run_{name}", text, (), [((), value)]
     ready = [([name], state.stage in ("ready", "serving")) for name, state in replicas]
     yield gauge, "run_replica_ready", "1 where a replica serves.", ["replica"], ready
-    compiles, text = [([name], state.compiles) for name, state in replicas], "Compile events since the replica's start."
+    text = "Compile events since the replica's start; absent for a server that does not report them."
+    compiles = [([name], state.compiles) for name, state in replicas if state.compiles is not None]
     yield CounterMetricFamily, "run_replica_compile_events", text, ["replica"], compiles
 
 

@@ -21,7 +21,7 @@ class ReplicaState:
     done: int = 0
     total: int = 0
     detail: str = ""
-    compiles: int = 0
+    compiles: int | None = 0  # None where nothing reports them
     compiling: ServedCompile | None = None
 
     def text(self) -> str:

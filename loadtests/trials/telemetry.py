@@ -84,7 +84,7 @@ class Collector:
         """Record the event, a row of `compile_events` from a server's log."""
         state = self._status.replicas.get(event["replica"] or "")
         if state is not None:
-            state.compiles += 1
+            state.compiles = (state.compiles or 0) + 1
         self._append("compile_events", event)
 
     def snapshot(self, replica: str, *, timeout_s: float = 5.0) -> telemetry_pb2.SnapshotResponse | None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from tailgate.loadtests.experiments.model import Experiment
+from tailgate.loadtests.external.arms import ExternalArm
 from tailgate.loadtests.generator.trial_config import write_end
 from tailgate.loadtests.traffic.schedule import Schedule
 from tailgate.loadtests.trials.context import RunError, TrialContext
@@ -66,7 +67,11 @@ class Trial:
         context.status.load = Load()
         # Requests as they are sent: a mirrored one counts for each arm.
         context.status.planned = sum(self._schedule.planned.values())
-        context.status.replicas = {name: ReplicaState() for arm in experiment.arms for name in arm.replica_names}
+        context.status.replicas = {
+            name: ReplicaState(compiles=None if isinstance(arm, ExternalArm) and not arm.telemetry.logs else 0)
+            for arm in experiment.arms
+            for name in arm.replica_names
+        }
         self._schedule.write(context.folder / "schedule.arrow")
         context.write_facts()
         find_external_arms(context, self._schedule.ints("prompt_tokens") + self._schedule.ints("max_tokens"))

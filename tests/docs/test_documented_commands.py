@@ -82,7 +82,7 @@ LEFT_OUT = re.compile(r"\.\.\.|…$")
 # What a sentence may leave out.
 MISSING = (
     *("the following arguments are required", "expected one argument", "expected at least one argument"),
-    *("Missing argument", "Missing option", "requires an argument"),
+    *(" and got ", "Missing option", "requires an argument"),
     *("no arm is given", "no experiment is given", "names none: add --trace"),
 )
 # What this machine need not have: `make test-weights` runs minilm.

@@ -44,15 +44,15 @@ COMPILE_GATES = (
         "stall per minute",
         "s",
         "max_stall_s_per_min",
-        "Compiles stalled it for {short} s of a minute, limit {limit:g} s.",
-        "Compiles stalled it for 0 s of a minute, limit {limit:g} s.",
+        "Compiles stalled it for {short} s of each minute, limit {limit:g} s.",
+        "No compile stalled it, limit {limit:g} s of each minute.",
     ),
     (
         "requests hit",
         "pct",
         "max_requests_hit_pct",
         "{hit} of {requests} requests were delayed by a compile ({value:.3g} %), limit {limit:g} %.",
-        "0 of {requests} requests were delayed by a compile, limit {limit:g} %.",
+        "No compile delayed any of {requests} requests, limit {limit:g} %.",
     ),
 )
 SHORTEST_COMPILE_S = 0.5  # garbage collections are shorter; tracing one shape takes 0.7 s or more
@@ -87,7 +87,7 @@ def compile_facts(run: Run, arm: str) -> CompileFacts:
     # An arm that compiles has events of its warm-up at least; none means that its telemetry was lost.
     silent = run.account(arm).compiles and not any(event.arm == arm for event in run.events)
     return CompileFacts(
-        known=run.records.events is not None and not silent,
+        known=run.records.events is not None and not silent and run.account(arm).reports_compiles,
         recompiles=len(recompiles),
         most_in_a_trial=max(Counter(event.trial for event in recompiles).values(), default=0),
         longest_event_s=max((event.seconds for event in stalling), default=0.0),
@@ -99,13 +99,10 @@ def compile_facts(run: Run, arm: str) -> CompileFacts:
 
 
 def delayed_text(run: Run, arm: str) -> str:
-    """Describe the requests of the arm that a compile delayed, by the lengths of their prompts where known."""
+    """Say how long the prompts were that a compile of the arm delayed: " (4 to 9 tokens)"; empty where unknown."""
     tokens = run.requests.prompt_tokens[run.of_arm(arm) & run.attribution.hit]
     known = tokens[tokens >= 0]
-    if not known.size:
-        return "prompts of this traffic's lengths"
-    span = " to ".join(map(str, dict.fromkeys((known.min(), known.max()))))
-    return f"prompts of {span} tokens"
+    return f" ({' to '.join(map(str, dict.fromkeys((known.min(), known.max()))))} tokens)" if known.size else ""
 
 
 def replica_minutes(run: Run, arm: str) -> float:
@@ -139,12 +136,12 @@ def reported_gates(arm: str, facts: CompileFacts, limits: GateLimits) -> list[Ga
         limit = float(getattr(limits, key))
         reason = (sentence if value else nothing).format(
             value=value,
-            short=digits(value, 2),
+            short=digits(value),
             limit=limit,
             recompiles="recompile" if value == 1 else "recompiles",
             longest=digits(facts.longest_event_s),
             delay=digits(facts.longest_stall_s),
-            several=" where they met several" if facts.longest_stall_s > 1.05 * facts.longest_event_s else "",
+            several=" (several compiles in a row)" if facts.longest_stall_s > 1.05 * facts.longest_event_s else "",
             hit=facts.requests_hit,
             requests=facts.requests,
         )
@@ -180,19 +177,21 @@ def client_gates(
     """Judge the four gates by the stalls of an external arm.
 
     INCONCLUSIVE if stalls exceed a limit, or if a compile might not show and no complete log reports it (`has_log`);
-    else PASS.
+    else PASS. They have no value, since clients see no compiles.
     """
     maybe = [stall for stall in seen.stalls if may_compile(stall)]
     longest = max((stall.seconds for stall in maybe), default=0.0)
-    times = f"{counted(len(maybe), 'time')}, up to {digits(longest, 2)} s"
-    shown = "" if math.isnan(seen.detectable_s) else f" of {digits(seen.detectable_s, 2)} s or more"
+    times = f"{counted(len(maybe), 'time')}, up to {digits(longest)} s"
+    shown = "" if math.isnan(seen.detectable_s) else f" of {digits(seen.detectable_s)} s or more"
     gates = []
     values = stall_values(maybe, requests=requests, minutes=minutes)
     for (name, unit, key, _, _), value in zip(COMPILE_GATES, values, strict=True):
         limit, known = float(getattr(limits, key)), None
         must_show_s = limit if name == "longest stall" else _MUST_SHOW_S
         if value > limit:
-            reason = f"{seen.arm} stalled {times}, as a whole or for some requests, and may compile: see its own logs."
+            reason = (
+                f"{seen.arm} stalled {times}, for some or all of its requests, and compiles may be why: see its log."
+            )
         elif not has_log and (requests < _FEWEST_REQUESTS or not seen.detectable_s <= must_show_s):
             reason = (
                 f"A stall of {must_show_s:g} s might not show in these {counted(requests, 'request')}: record token "
@@ -203,7 +202,7 @@ def client_gates(
         else:
             known, reason = value, f"Clients saw no stall{shown} that could be a compile."
         gate = count_gate(seen.arm, name, "recompile", known, limit, unit, reason)
-        gates.append(replace(gate, unseen=known is None))
+        gates.append(replace(gate, value=None, unseen=known is None))
     return gates
 
 

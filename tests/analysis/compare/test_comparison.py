@@ -99,6 +99,7 @@ def test_what_a_machine_of_another_speed_explains_is_open(
         summary = compare_runs(baseline, candidate, trust_machines=trusted)
         assert gates(summary)["noninferiority p50_ttft"] == verdict
         assert text in checks(summary)["machine speed"]["reason"]
+        assert checks(summary)["what differs"]["reason"] != "No recorded setting, version or machine differs."
 
 
 def test_machines_of_unknown_speed_leave_latency_open_unless_they_are_trusted(tmp_path: Path) -> None:

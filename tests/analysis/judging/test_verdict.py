@@ -44,11 +44,13 @@ class TestWords:
         for gates, why in ((failing, "It is so."), ([*failing, wrong], "Other answers.")):
             assert headline({"compiled": "FAIL"}, gates, [], "eager") == f"compiled must not replace eager: {why}"
 
-    @pytest.mark.parametrize(("lasting", "bound"), [(None, "0.90"), ((0.4, 0.95), "0.95")])
-    def test_the_headline_of_a_pass_has_the_upper_limit_of_latency(self, lasting, bound):
+    @pytest.mark.parametrize(
+        ("lasting", "more"), [(None, ""), ((0.4, 0.95), "; 0.95 times if a disturbance lasts for several trials")]
+    )
+    def test_the_headline_of_a_pass_has_the_upper_limit_of_latency(self, lasting, more):
         gates = [gate(low=0.5, high=0.9, lasting=lasting), gate(low=0.1, high=0.3), gate("recompile")]
         text = headline({"compiled": "PASS"}, gates, [], "eager")
-        surely = f"latency at most {bound} times eager's, error bars included"
+        surely = f"latency at most 0.90 times eager's, error bars included{more}"
         assert text == f"compiled may replace eager: every gate passed ({surely})."
 
     @pytest.mark.parametrize(
@@ -114,11 +116,11 @@ class TestWords:
         [
             ([replace(OPEN, needed_s=600.0), gate("slo", "INCONCLUSIVE", needed_s=1260.0)], [], 1260.0, "21"),
             ([gate(verdict="INCONCLUSIVE", blocked_by=("load generator",))], [check(remedy="Do it.")], None, "Do it."),
-            ([gate("recompile", "FAIL"), OPEN], [], None, "cannot turn the FAIL of compiled"),
+            ([gate("recompile", "FAIL"), OPEN], [], None, "cannot change the FAIL of compiled"),
             ([gate("recompile", "FAIL"), OPEN, replace(OPEN, arm="padded", needed_s=630.0)], [], 630.0, ""),
             ([gate("parity", "INCONCLUSIVE")], [], None, "`tailgate parity experiment.toml`"),
             ([gate("parity", "INCONCLUSIVE", unseen=True)], [], None, "Greedy answers decide"),
-            ([gate("recompile", "INCONCLUSIVE", unseen=True)], [], None, "Only the log of the server"),
+            ([gate("recompile", "INCONCLUSIVE", unseen=True)], [], None, "Only the server's log"),
         ],
     )
     def test_advice_is_a_length_or_a_remedy(self, gates, checks, needed_s, words):
@@ -140,7 +142,7 @@ RECOMPILED = failed("recompiles", "recompile")
     ("gate", "more", "words"),
     [
         (RECOMPILED, {}, "`tailgate inspect experiment.toml --arm compiled`"),
-        (RECOMPILED, {"external": {"compiled": "prompts of 4 to 9 tokens"}}, "delayed, with prompts of 4 to 9 tokens"),
+        (RECOMPILED, {"external": {"compiled": " (4 to 9 tokens)"}}, "that compiles delayed (4 to 9 tokens)."),
         (failed("eager steps", "recompile"), {}, "which steps are not ready"),
         (failed("refused", "error"), {}, "bounds or ladders"),
         (failed("deaths", "error"), {}, "under logs/"),

@@ -42,7 +42,7 @@ def test_sections_without_content_are_absent(demo: Summary, read_page: Reader) -
 def test_the_first_screen_has_verdict_next_command_and_gates(demo: Summary, read_page: Reader) -> None:
     text = read_page(first_screen(html_report(demo))).text
     brief = brief_of(Model.of(demo))
-    ratio, _ = brief.arms[1].figures["p99 TTFT"]
+    ratio = brief.arms[1].figures["p99 TTFT"][0]
     for part in ("FAIL", demo["headline"], brief.next, ratio, "8.95 s"):
         assert part in text
     assert demo["advice"]["text"] not in text
@@ -54,7 +54,7 @@ def test_failed_gates_come_before_open_ones_and_each_has_one_sentence(demo: Summ
     demo["gates"].append({"arm": "compiled-padded", **gate})
     text = read_page(first_screen(html_report(demo))).text
     failed, undecided = text.index("FAIL compiled-naive 4 gates"), text.index("INCONCLUSIVE compiled-padded 6 gates")
-    assert failed < text.index("Compiles stalled it for 21 s of a minute") < undecided
+    assert failed < text.index("Compiles stalled it for 20.8 s of each minute") < undecided
     assert undecided < text.index("6 gates passed, 5 open gates of arms that failed")
     assert "longest stall 8.95 s – 1 s Compiles delayed a request by up to 8.95 s, limit 1 s." in text
     assert "Open: No record. No record. Look at its log." in text, "a sentence, and the whole reason folded below it"
@@ -64,9 +64,12 @@ def test_a_card_shows_the_ratio_and_interval_of_its_gate(rollout: Summary, read_
     text = read_page(first_screen(html_report(rollout))).text
     card, _, gates = text.partition("Gates")
     gate = next(row for row in rollout["gates"] if row["gate"] == "noninferiority p99_ttft")
+    whole = next(row for row in rollout["comparisons"] if row["gate"] and row["metric"] == "ttft")["whole"]
     shown = f"×{gate['value']:.3f} [{gate['low']:.3f}, {gate['high']:.3f}]"
-    assert shown in card
+    assert f"{shown}, whole run ×{whole:.3f}" in card
     assert shown in gates
+    base, own = (arm["steady"]["ttft"]["p99_ms"] for arm in rollout["arms"])
+    assert own / base == pytest.approx(whole, rel=1e-4), "of the table of quantiles"
 
 
 def test_checks_that_limit_the_run_say_what_they_leave_open(demo: Summary, read_page: Reader) -> None:
@@ -74,7 +77,7 @@ def test_checks_that_limit_the_run_say_what_they_leave_open(demo: Summary, read_
     row |= {"reason": "It stopped.", "opens": ["longest stall"], "remedy": "See."}
     demo["validity"].append(row)
     text = read_page(html_report(demo)).text
-    assert "a verdict needs 18 usable blocks of 30 s (gates.min_blocks); compiled-padded has 2. Leaves open" in text
+    assert "A verdict needs 18 usable blocks of 30 s (gates.min_blocks); compiled-padded has 2. Leaves open" in text
     assert "blocks (compiled-naive)" in text
     assert "It stopped. See. Leaves open: longest stall." in text
     failed = sum(not row["ok"] for row in demo["validity"])

@@ -39,7 +39,7 @@ def joined(requests, events):
     return table, found, attribute(table, found)
 
 
-DURING, BACKLOG, OTHER = "during a compile", "in the backlog of a compile", "other"
+DURING, BACKLOG, OTHER = "during a compile", "in the backlog of a compile", "no compile"
 
 
 def test_each_request_is_classed_by_what_the_compile_did_to_it():

@@ -77,7 +77,9 @@ def test_help_of_every_command_has_examples(command: str, capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["run"], "Missing argument 'EXPERIMENT': see `tailgate run --help`"),
+        (["run"], "run takes one EXPERIMENT and got none: type `tailgate run EXPERIMENT`"),
+        (["compare", "a"], "one BASELINE and one CANDIDATE and got a: type `tailgate compare a CANDIDATE`"),
+        (["compare", "a", "b", "c"], "one CANDIDATE and got a, b and c: type `tailgate compare a b`"),
         (["run", "demo", "--set", "seed=x"], 'seed is "x": give a whole number'),
         (["run", f"{'x' * 300}.toml"], "File name too long"),
         (["run", "demo", "--set", "traffic.rate"], "is not KEY=VALUE"),

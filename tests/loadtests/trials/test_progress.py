@@ -124,6 +124,7 @@ def test_metrics_are_those_of_the_status_and_of_all_load_processes(tmp_path: Pat
     (tmp_path / "generator-2.json").write_text(json.dumps(of_traffic))
     status = Status(phase="traffic", trial=2, trials=3, planned=40, duration_s=60.0, load=read_load(tmp_path))
     status.replicas = {"eager-0": ReplicaState(stage="ready"), "naive-0": ReplicaState(stage="warmup", compiles=4)}
+    status.replicas["external-0"] = ReplicaState(compiles=None)
     samples = shown(status)
     for name, labels, expected in (
         ("run_phase", {"phase": "traffic"}, 1),
@@ -145,6 +146,8 @@ def test_metrics_are_those_of_the_status_and_of_all_load_processes(tmp_path: Pat
         ("load_records_written_total", {"worker": "2"}, 0),
     ):
         assert value(samples, f"tailgate_{name}", **labels) == pytest.approx(expected), name
+    unknown = ("tailgate_run_replica_compile_events_total", (("replica", "external-0"),))
+    assert unknown not in samples, "what nothing reports is not 0"
     assert value(shown(Status()), "tailgate_load_requests_started_total") == 0
 
 
