@@ -166,9 +166,14 @@ def _plan(experiment: Experiment, schedule: Schedule) -> Iterator[tuple[str, str
         f"{count:,} to {'every arm' if traffic.design == 'mirrored' else 'all arms together' if arm == '*' else arm}"
         for arm, count in schedule.planned.items()
     ]
-    pace = len(schedule) / experiment.traffic.duration_s
-    yield "traffic", traffic.design, f"{pace:.3g} requests/s ({traffic.arrivals}), lengths: {traffic.workload}"
-    yield "requests", "", f"{', '.join(dict.fromkeys(shares))} in a trial"
+    pace = traffic.rate or len(schedule) / traffic.duration_s
+    yield (
+        "traffic",
+        traffic.design,
+        f"{pace:.3g} requests/s on average ({traffic.arrivals}), lengths: {traffic.workload}",
+    )
+    drawn = f" (drawn with seed = {experiment.seed})" if traffic.rate else ""
+    yield "requests", "", f"{', '.join(dict.fromkeys(shares))} in trial 1{drawn}"
     most = "at most " if experiment.gates.sequential else ""
     yield "time", "", f"{most}{duration_text(trials * traffic.duration_s)} of traffic in {counted(trials, 'trial')}"
     if experiment.own_arms:
