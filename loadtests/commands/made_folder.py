@@ -91,5 +91,5 @@ def _named(text: str) -> Named:
     if not name or len(name) > _LONGEST_NAME or not name.isprintable():
         raise ConfigError(f'"{text}" has no name of an arm in front: give 1 to {_LONGEST_NAME} printable characters')
     if not Path(file).is_file():
-        raise ConfigError(f'result file "{file}" does not exist: give one that {name} was measured in')
+        raise ConfigError(f'result file "{file}" does not exist: give a result file of arm {name}')
     return name, Path(file)

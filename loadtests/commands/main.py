@@ -149,14 +149,19 @@ def usage_error(error: typer.TyperException, command: str = "") -> str:
     where = f"tailgate {command}" if command in COMMANDS else "tailgate"
     message = getattr(error, "format_message", error.__str__)()
     message = message.rstrip(".").replace("Value error, ", "")
+    if invalid := re.match(r"Invalid value for '([A-Z_a-z-]+)': ", message):  # names the limit and the remedy
+        return f"{invalid[1]} {message.removeprefix(invalid[0])}"
     option = re.match(r"No such option: --([a-z0-9_-]+)", message)
     if option and context and any(parameter.name == "settings" for parameter in context.command.params):
         from tailgate.loadtests.experiments.model import Experiment
         from tailgate.servers.fields import key_paths
 
-        if path := key_paths(Experiment).get(option[1].replace("-", "_")):
+        if path := {**key_paths(Experiment), "model": "model.id"}.get(option[1].replace("-", "_")):
             return f"{option[0]}: write --set {path}=VALUE"
-    return f"{message}{'' if message.endswith('?') else ':'} see `{where} --help`"
+    example = ""
+    if message.startswith("Missing"):
+        example = f"write for example `{COMMANDS[command].EXAMPLES.split(chr(10))[0].strip()}`, or "
+    return f"{message}{'' if message.endswith('?') else ':'} {example}see `{where} --help`"
 
 
 def _leave_stdout() -> None:

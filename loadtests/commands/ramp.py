@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 
 from tailgate.loadtests.commands import options
+from tailgate.servers.address import host_port
+from tailgate.servers.splitter.admin import admin_address
 
 EXAMPLES = """\
   tailgate ramp canary.toml
@@ -66,6 +68,10 @@ def command(
     from tailgate.loadtests.trials.run import ARM_COMMAND
     from tailgate.loadtests.trials.users_ramp import UsersRamp
 
+    if admin:
+        admin_address(admin, f'--admin "{admin}" is not HOST:PORT or PATH: give the address that the split printed')
+    if provider:
+        host_port(provider, f'--provider "{provider}" is not HOST:PORT: give one such as 127.0.0.1:9466', lowest=0)
     changes = [f"users.{key}={value}" for key, value in (("admin", admin), ("provider", provider)) if value]
     table = load_table(experiment, settings=[*(settings or ()), *changes], trace=trace)
     production = any(table_of(table, "users").get(key) for key in ("admin", "route", "provider"))

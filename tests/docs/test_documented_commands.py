@@ -330,7 +330,7 @@ ADDED = {
     "tailgate run my.toml": _sets(QUICK + MY),
     "tailgate check canary.toml": _sets(CANARY),
     "tailgate check my.toml": _sets(MY),
-    "tailgate doctor": " --seconds 1",
+    "tailgate doctor": " --duration 1s",
     "tailgate inspect canary.toml": _sets(CANARY),
     "tailgate inspect --arm compiled-naive": _sets(_traced("")),
     "tailgate serve": _sets(_traced("")),
