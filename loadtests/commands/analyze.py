@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -61,6 +62,8 @@ def command(
     from tailgate.loadtests.experiments.files import check_makeable
 
     check_named({"--out": out})
+    if out:
+        check_makeable(Path(out))
     accepted = split_keys(allow_different)
     results = names_results(run_dirs)
     directories = [] if results else [run_directory(text) for text in run_dirs]

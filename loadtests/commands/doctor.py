@@ -58,11 +58,11 @@ def command(
 ) -> int:
     """Say what this machine lacks and what it can decide.
 
-    Looks for GPU, compilers and Envoy. Then measures how much of the processors the hypervisor and other
-    work take, and whether the machine keeps its speed. The checks of a run apply the same limits.
+    Looks for GPU, compilers and Envoy. Then measures how much processor time the hypervisor and other work take, and
+    whether the machine keeps its speed. The checks of a run apply the same limits.
 
-    Exit codes: 0 nothing is missing and a verdict on latency is possible, 3 it would stay open, 1 something is missing,
-    2 bad usage.
+    Exit codes: 0 nothing is missing and this machine can carry a verdict on latency, 3 such a verdict would stay open,
+    1 something is missing, 2 bad usage.
     """
 
     found = [*installed(), *(measured(seconds) if seconds else ())]

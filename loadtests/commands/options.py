@@ -119,14 +119,14 @@ Metrics = Annotated[
     str,
     typer.Option(
         metavar="HOST:PORT",
-        help="Export run, arms and splitter to Prometheus here while the run lasts, such as 127.0.0.1:9465.",
+        help="Serve the metrics of run, arms and splitter to Prometheus here, such as at 127.0.0.1:9465.",
     ),
 ]
 AllowDifferent = Annotated[
     str | None,
     typer.Option(
         metavar="KEYS",
-        help="Settings in which joined runs may differ, such as gates.margin,versions.torch. The first run's count.",
+        help="Settings in which joined runs may differ, such as gates.margin,versions.torch. The first run's apply.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of words.")]

@@ -36,8 +36,8 @@ def command(
         str,
         typer.Option(
             metavar="HOST:PORT",
-            help="Answer Argo Rollouts or Flagger about the candidate here, and move nothing. Beyond this machine the "
-            "token in TAILGATE_PROVIDER_TOKEN is required.",
+            help="Answer Argo Rollouts or Flagger about the candidate here, and move no weights. An address that other "
+            "machines reach requires a token in TAILGATE_PROVIDER_TOKEN.",
         ),
     ] = "",
     at_most: options.AtMost = None,
@@ -54,8 +54,8 @@ def command(
     compile while serving or a burst of errors rolls back to 0 % at once. weights.jsonl records every change.
 
     With --admin the traffic is production traffic, behind a running `tailgate split --request-log FILE`. The
-    weights stay when the ramp ends or is killed. A new ramp goes on from the candidate's share. With --provider another
-    controller moves the weights and asks for a verdict: PASS, FAIL or INCONCLUSIVE.
+    weights stay when the ramp ends or is killed, and a new ramp continues from the candidate's share. With --provider
+    another controller moves the weights, and asks the ramp for a verdict: PASS, FAIL or INCONCLUSIVE.
 
     Exit codes: 0 promoted and every gate passed, 3 held or open, 99 rolled back, 2 bad usage or configuration, 1
     the run broke or was interrupted.
