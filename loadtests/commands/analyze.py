@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -62,8 +61,6 @@ def command(
     from tailgate.loadtests.experiments.files import check_makeable
 
     check_named({"--out": out})
-    if out:
-        check_makeable(Path(out))
     accepted = split_keys(allow_different)
     results = names_results(run_dirs)
     directories = [] if results else [run_directory(text) for text in run_dirs]

@@ -182,7 +182,7 @@ def test_the_outcome_never_goes_into_a_run_nor_over_other_files(runs, tmp_path, 
     assert "lies in the run run-1" in refused(capsys, "analyze", *runs[:2], "--out", runs[1])
     assert "holds other files" in refused(capsys, "analyze", *runs[:2], "--out", runs[2])
     (tmp_path / "file").write_text("")
-    assert "is a file" in refused(capsys, "analyze", *runs, "--out", tmp_path / "file")
+    assert "is no folder" in refused(capsys, "analyze", *runs, "--out", tmp_path / "file")
 
 
 def test_bad_runs_are_refused_in_a_line(runs, tmp_path, capsys):
