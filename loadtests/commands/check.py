@@ -191,9 +191,9 @@ def _outlook(experiment: Experiment, schedule: Schedule, gates: Sequence[Gates],
     if all(item.decidable for item in gates):
         return "This run can PASS or FAIL. Where arms are nearly equal it may end INCONCLUSIVE and say what it lacks."
     limits, targets, trials = experiment.gates, parse_slo(experiment.slo), experiment.trials.count
-    lacks = "This run can FAIL or end INCONCLUSIVE, and not PASS."
+    lacks = "This run can FAIL or end INCONCLUSIVE. It cannot PASS."
     if impossible := [need.gates for need in needs(limits, targets) if need.requests is None]:
-        return f"{lacks}\nNo length of it can PASS: {', '.join(impossible)} allows no miss."
+        return f"{lacks}\nNo length of it can PASS, because {', '.join(impossible)} allows no miss."
     pace = _pace(experiment, schedule)
     minutes = shortest_trial_s(limits, targets, **pace, trials=trials) / 60
     needed = f"--at-most {minutes * trials:.0f}m" if bounded else f"--duration {minutes:.0f}m"

@@ -188,7 +188,7 @@ def test_check_warns_of_what_doctor_finds_and_of_one_server_in_two_arms(capsys: 
 
 def test_check_names_no_length_where_none_can_pass(capsys: pytest.CaptureFixture[str]) -> None:
     _, _, out = run_command(capsys, "check", "demo", "--set", "slo.error_pct=0")
-    assert "No length of it can PASS: slo error_pct allows no miss." in out
+    assert "No length of it can PASS, because slo error_pct allows no miss." in out
 
 
 def test_check_says_how_long_a_run_must_be_that_can_decide_latency(capsys: pytest.CaptureFixture[str]) -> None:
