@@ -47,7 +47,7 @@ def one_line(message: str) -> str:
 def did_you_mean(word: str, known: Iterable[str] | Mapping[str, str]) -> str:
     """Return "did you mean NAME? " with the name of `known` that is closest to `word`, or what a mapping has of it;
     empty where none is close."""
-    closest = difflib.get_close_matches(word, list(known), n=1)
+    closest = difflib.get_close_matches(word, list(known), n=1, cutoff=0.65)
     if not closest:
         return ""
     return f"did you mean {known[closest[0]] if isinstance(known, Mapping) else closest[0]}? "

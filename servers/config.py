@@ -267,7 +267,7 @@ class CompileConfig(Settings):
             if self.backend != "inductor" and key in _OF_INDUCTOR and getattr(self, key) != field.default:
                 raise ValueError(
                     f'{key} is {as_toml(getattr(self, key))} but compile.backend is "{self.backend}", and inductor '
-                    "alone takes it: remove one of them"
+                    "alone takes it: set compile.backend=inductor, or remove it"
                 )
         if self.mark_dynamic and self.dynamic is False:
             raise ValueError("mark_dynamic is true but compile.dynamic is false: drop one of them")

@@ -120,7 +120,7 @@ _REMEDIES = {
     "invalid-json-value": "give text, numbers, true, lists or tables",
     **dict.fromkeys(("int_type", "int_from_float"), "give a whole number"),
     **dict.fromkeys(("float_type", "float_parsing"), "give a number, without quotes or a unit"),
-    **dict.fromkeys(("tuple_type", "list_type"), "give a list"),
+    **dict.fromkeys(("tuple_type", "list_type"), "give a list in [ ], or tables under [[ ]]"),
     **dict.fromkeys(("model_type", "model_attributes_type", "dict_type", "mapping_type"), "give a table"),
 }
 
@@ -142,7 +142,7 @@ def complaint(error: ValidationError, model: type[BaseModel], table: Mapping[str
             model = model.model_fields[str(step)].annotation  # type: ignore[assignment]
         return f"{key} is unknown: {_instead(str(found[0]['loc'][-1]), model)}"
     if kind == "missing":
-        return f"{key} is missing: add it"
+        return f"{key} is missing: add it to the file, or --set {key}=VALUE"
     if kind == "union_tag_invalid":
         return f"{key}.kind is {as_toml(context['tag'])}: use {context['expected_tags']}".replace("'", '"')
     alike = (each for each in found if _place(each["loc"], table, where, is_missing=False)[0] == key)

@@ -301,4 +301,4 @@ def _check_memory(opened: Sequence[tuple[RecordedRun, _Files]]) -> None:
 
 
 def _no_requests(run: RecordedRun) -> RecordError:
-    return RecordError(f"{run.name} holds no requests*.arrow, .parquet or .jsonl: give the directory of a run")
+    return RecordError(f"{run.name} holds no requests*.arrow, .parquet or .jsonl: give a run that sent requests")

@@ -67,8 +67,11 @@ def inspected_arm(experiment: Path | None, name: str, settings: Sequence[str] | 
 
 def become(module: str, arm: ArmConfig, cache_dir: str, extra: Sequence[str]) -> NoReturn:
     """Replace this process by `python -m module` for the arm."""
+    from tailgate.loadtests.experiments.files import check_makeable
     from tailgate.loadtests.trials.processes import thread_variables
 
+    if cache_dir:
+        check_makeable(Path(cache_dir), "--cache-dir")
     # A file without a name, which the new program inherits. A pipe would take 64 KiB and then wait for a reader.
     reader = os.memfd_create("arm", 0)
     os.write(reader, json.dumps(arm.to_dict()).encode())

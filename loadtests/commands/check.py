@@ -67,7 +67,8 @@ def command(
         "gates": [item._asdict() for item in gates],
         "warnings": [item._asdict() for item in found],
     }
-    stdout.write("\n".join(_words(loaded, schedule, gates, found)), document, as_json=as_json)
+    words = "\n".join(_words(loaded, schedule, gates, found, bounded=at_most is not None))
+    stdout.write(words, document, as_json=as_json)
     return 0
 
 
@@ -123,8 +124,9 @@ def _pace(experiment: Experiment, schedule: Schedule) -> dict[str, float]:
 
 
 def _words(
-    experiment: Experiment, schedule: Schedule, gates: Sequence[Gates], amiss: Sequence[Finding]
+    experiment: Experiment, schedule: Schedule, gates: Sequence[Gates], amiss: Sequence[Finding], *, bounded: bool
 ) -> Iterator[str]:
+    """Yield the lines for people; the length is `bounded` by --at-most, which counts all trials."""
     yield f"{experiment.name} can run."
     yield ""
     yield from stdout.aligned([*_arms(experiment), *_plan(experiment, schedule)], left=2)
@@ -139,7 +141,7 @@ def _words(
         [(item.gates, "can be decided" if item.decidable else "stays open", item.why) for item in gates], left=2
     )
     yield ""
-    yield _outlook(experiment, schedule, gates)
+    yield _outlook(experiment, schedule, gates, bounded=bounded)
 
 
 def _arms(experiment: Experiment) -> Iterator[tuple[str, str, str]]:
@@ -166,27 +168,33 @@ def _plan(experiment: Experiment, schedule: Schedule) -> Iterator[tuple[str, str
         f"{count:,} to {'every arm' if traffic.design == 'mirrored' else 'all arms together' if arm == '*' else arm}"
         for arm, count in schedule.planned.items()
     ]
-    pace = len(schedule) / experiment.traffic.duration_s
-    yield "traffic", traffic.design, f"{pace:.3g} requests/s ({traffic.arrivals}), lengths: {traffic.workload}"
-    yield "requests", "", f"{', '.join(dict.fromkeys(shares))} in a trial"
+    pace = traffic.rate or len(schedule) / traffic.duration_s
+    yield (
+        "traffic",
+        traffic.design,
+        f"{pace:.3g} requests/s on average ({traffic.arrivals}), lengths: {traffic.workload}",
+    )
+    drawn = f" (drawn with seed = {experiment.seed})" if traffic.rate else ""
+    yield "requests", "", f"{', '.join(dict.fromkeys(shares))} in trial 1{drawn}"
     most = "at most " if experiment.gates.sequential else ""
     yield "time", "", f"{most}{duration_text(trials * traffic.duration_s)} of traffic in {counted(trials, 'trial')}"
     if experiment.own_arms:
-        each = f"before each trial {counted(len(experiment.own_arms), 'arm')} load, compile and warm up"
+        each = f"before each trial the start of {counted(len(experiment.own_arms), 'arm')}"
         yield "", "", f"and {each}: a compiled one takes about a minute on the CPU, two to five on a GPU"
     yield "machine", "", "its speed is not measured here: `tailgate doctor` does that in 10 s"
 
 
-def _outlook(experiment: Experiment, schedule: Schedule, gates: Sequence[Gates]) -> str:
+def _outlook(experiment: Experiment, schedule: Schedule, gates: Sequence[Gates], *, bounded: bool) -> str:
     from tailgate.analysis.settings.slo_targets import parse_slo
     from tailgate.analysis.statistics.planning import needs, shortest_trial_s
 
     if all(item.decidable for item in gates):
         return "This run can PASS or FAIL. Where arms are nearly equal it may end INCONCLUSIVE and say what it lacks."
     limits, targets, trials = experiment.gates, parse_slo(experiment.slo), experiment.trials.count
-    lacks = "This run can FAIL or end INCONCLUSIVE, and not PASS."
+    lacks = "This run can FAIL or end INCONCLUSIVE. It cannot PASS."
     if impossible := [need.gates for need in needs(limits, targets) if need.requests is None]:
-        return f"{lacks}\nNo length of it can PASS: {', '.join(impossible)} allows no miss."
+        return f"{lacks}\nNo length of it can PASS, because {', '.join(impossible)} allows no miss."
     pace = _pace(experiment, schedule)
     minutes = shortest_trial_s(limits, targets, **pace, trials=trials) / 60
-    return f"{lacks}\nA PASS needs at least --duration {minutes:.0f}m." if pace["rate"] else lacks
+    needed = f"--at-most {minutes * trials:.0f}m" if bounded else f"--duration {minutes:.0f}m"
+    return f"{lacks}\nA PASS needs at least {needed}." if pace["rate"] else lacks

@@ -100,5 +100,5 @@ def read_gates(path: Path) -> Mapping[str, Any]:
     class Limits(Settings):
         gates: GateLimits = GateLimits()
 
-    table = parse_toml(read_toml(path), str(path))
+    table = parse_toml(read_toml(path, "--limits"), str(path))
     return read(Limits, table).gates.model_dump(exclude_unset=True)

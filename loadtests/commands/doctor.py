@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, cast
 import typer
 
 from tailgate.loadtests.commands.exits import EXIT_BROKE, EXIT_OPEN, working
-from tailgate.loadtests.commands.options import Json, number
+from tailgate.loadtests.commands.options import Json, duration
 from tailgate.servers import stdout
 from tailgate.servers.complaint import ConfigError, check_installed, not_installed
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
   tailgate doctor
-  tailgate doctor --seconds 60       measure for a minute"""
+  tailgate doctor --duration 1m      measure for a minute"""
 
 # Figures of tailgate.servers.reference: name and unit.
 _FIGURES = {
@@ -46,17 +46,23 @@ class Finding(NamedTuple):
 
 def command(
     seconds: Annotated[
-        int, typer.Option(metavar="N", parser=number(int, 0, 600), help="How long to measure; 0: not at all.")
-    ] = 10,
+        float,
+        typer.Option(
+            "--duration",
+            metavar="TIME",
+            parser=partial(duration, low_s=0.0, high_s=600.0),
+            help="How long to measure, such as 60s; 0s: not at all.",
+        ),
+    ] = "10s",  # type: ignore[assignment]  # is parsed, and --help shows it
     as_json: Json = False,
 ) -> int:
     """Say what this machine lacks and what it can decide.
 
-    Looks for GPU, compilers and Envoy. Then measures how much of the processors the hypervisor and other
-    work take, and whether the machine keeps its speed. The checks of a run apply the same limits.
+    Looks for GPU, compilers and Envoy. Then measures how much processor time the hypervisor and other work take, and
+    whether the machine keeps its speed. The checks of a run apply the same limits.
 
-    Exit codes: 0 nothing is missing and a verdict on latency is possible, 3 it would stay open, 1 something is missing,
-    2 bad usage.
+    Exit codes: 0 nothing is missing and this machine can carry a verdict on latency, 3 such a verdict would stay open,
+    1 something is missing, 2 bad usage.
     """
 
     found = [*installed(), *(measured(seconds) if seconds else ())]

@@ -10,8 +10,8 @@ import typer
 from tailgate.loadtests.commands import options
 
 EXAMPLES = """\
-  tailgate frontier frontier-demo --budget 9
-  tailgate frontier canary.toml --budget 180
+  tailgate frontier frontier-demo --budget 9m
+  tailgate frontier canary.toml --budget 3h
   tailgate frontier canary.toml --set traffic.rates=[2,64] --set slo.p99_ttft_ms=500"""
 
 
@@ -20,8 +20,8 @@ def command(
     experiment: options.ExperimentName,
     budget: Annotated[
         float,
-        typer.Option(metavar="MINUTES", parser=options.number(float, 1, 10_080), help="How long the search may take."),
-    ] = 60.0,
+        typer.Option(metavar="TIME", parser=options.duration, help="How long the search may take, such as 90m or 3h."),
+    ] = "1h",  # type: ignore[assignment]  # is parsed, and --help shows it
     settings: Annotated[list[str] | None, options.set_option("traffic.step_s=20")] = None,
     out: options.Out = "runs",
     page: options.Page = 0,
@@ -45,5 +45,5 @@ def command(
 
     loaded = frontier_plan(experiment, settings=settings or ())
     check_budget(loaded, budget)
-    search = FrontierSearch(loaded, out=Path(out), budget_s=budget * 60.0, arm_command=context.obj or ARM_COMMAND)
+    search = FrontierSearch(loaded, out=Path(out), budget_s=budget, arm_command=context.obj or ARM_COMMAND)
     return run_and_judge(search, page=page, metrics=metrics, verbosity=verbose - quiet, as_json=as_json)

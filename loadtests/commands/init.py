@@ -71,13 +71,15 @@ def command(
     from tailgate.servers.presets import check_name
 
     target, urls = Path(path), url or []
+    if target.suffix != ".toml":
+        raise ConfigError(f'"{path}" is no TOML file: give one such as {target.stem or "my"}.toml')
     if target.exists() or target.is_symlink():
-        raise ConfigError(f'PATH "{path}" exists: give another, or remove it')
-    check_makeable(target.parent, "PATH")
+        raise ConfigError(f'"{path}" exists: give another file, or remove it')
+    check_makeable(target.parent, f'"{path}": folder')
     try:
         check_name(target.stem)
     except ValueError as error:
-        raise ConfigError(f'PATH "{path}": the name of the experiment {error}') from None
+        raise ConfigError(f'"{path}": the name of the experiment {error}') from None
     if not urls:
         model = _asked(model, "--model", "model folder, Hugging Face id, random:tiny, or the URLs of two servers")
         if "://" in model:
@@ -92,10 +94,14 @@ def command(
     if p99_ms is None and not urls and _is_asked():
         p99_ms = _asked(None, "--p99-ms", "p99 TTFT in ms that users accept, or none", "none", _objective)
     text = written(path, model, urls, rate, p99_ms)
-    from_table(parse_toml(text, path))
+    try:
+        from_table(parse_toml(text, path))
+    except ConfigError as error:  # the user knows flags, and no settings yet
+        message = re.sub(r"^arms\.\w+\.address", "--url", str(error))
+        raise ConfigError(re.sub(r"^model\.id", "--model", message)) from None
     schema = target.parent / SCHEMA
     if schema.exists() and (not schema.is_file() or SCHEMA_ID not in schema.read_text(errors="replace")):
-        raise ConfigError(f'"{schema}" is not the schema of tailgate: give PATH in another folder')
+        raise ConfigError(f'"{schema}" is not the schema of tailgate: write {target.name} to another folder')
     target.parent.mkdir(parents=True, exist_ok=True)
     write_schema(target.parent)
     target.write_text(text, encoding="utf-8")

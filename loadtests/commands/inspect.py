@@ -44,7 +44,7 @@ def command(
     A shape is a step before padding: `prefill TOKENS`, `decode ROWS@CONTEXT`, or for an encoder `encode ROWSxTOKENS`.
     Without --shapes it runs every planned shape and a few that are not.
 
-    With --trace it loads no arm: it says how many lengths the prompts of the trace have, how much buckets pad them, and
+    With --trace it loads no arm. It counts the lengths of the trace's prompts, and says how much buckets pad them and
     which buckets pad them least.
 
     Exit codes: 0 every shape is ready, 99 some are not, 2 bad usage or configuration, 1 it broke or was

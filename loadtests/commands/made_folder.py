@@ -11,6 +11,7 @@ from pathlib import Path
 from tailgate.analysis.imports.vllm import Named, checksums, write_run
 from tailgate.analysis.records.joining import RecordedRun, RunList, joins_runs, listed_runs, write_run_list
 from tailgate.analysis.records.run_records import check_runs
+from tailgate.loadtests.experiments.files import check_makeable
 from tailgate.servers.complaint import ConfigError
 
 _LONGEST_NAME = 60
@@ -53,8 +54,7 @@ def _check_free(folder: Path, listed: RunList) -> None:
     for run in listed.directories:
         if place.is_relative_to(run.resolve()):
             raise ConfigError(f'--out "{folder}" lies in the run {run.resolve().name}: give a folder of its own')
-    if place.exists() and not place.is_dir():
-        raise ConfigError(f'--out "{folder}" is a file: give a folder')
+    check_makeable(folder)
     if place.is_dir() and any(place.iterdir()) and not joins_runs(place):
         raise ConfigError(f'--out "{folder}" holds other files: give a new folder, or one that joins runs')
 
@@ -80,6 +80,7 @@ def run_of_results(texts: Sequence[str], *, out: str = "") -> Path:
     folder = Path(out) if out else files[0][1].parent / f"results-{digits}"
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f'"{folder}" exists: give a new --out, or judge it again with tailgate analyze {folder}')
+    check_makeable(folder)
     write_run(folder, files)
     return folder
 
@@ -91,5 +92,5 @@ def _named(text: str) -> Named:
     if not name or len(name) > _LONGEST_NAME or not name.isprintable():
         raise ConfigError(f'"{text}" has no name of an arm in front: give 1 to {_LONGEST_NAME} printable characters')
     if not Path(file).is_file():
-        raise ConfigError(f'result file "{file}" does not exist: give one that {name} was measured in')
+        raise ConfigError(f'result file "{file}" does not exist: give a result file of arm {name}')
     return name, Path(file)

@@ -153,12 +153,14 @@ def usage_error(error: typer.TyperException, command: str = "") -> str:
     message = message.rstrip(".").replace("Value error, ", "")
     if context and (found := re.match(r"Missing argument|Got unexpected extra argument\(s\) \((.*)\)$", message)):
         return _wrong_arguments(context, where, found[1] or "")
+    if invalid := re.match(r"Invalid value for '([A-Z_a-z-]+)': ", message):  # names the limit and the remedy
+        return f"{invalid[1]} {message.removeprefix(invalid[0])}"
     option = re.match(r"No such option: --([a-z0-9_-]+)", message)
     if option and context and any(parameter.name == "settings" for parameter in context.command.params):
         from tailgate.loadtests.experiments.model import Experiment
         from tailgate.servers.fields import key_paths
 
-        if path := key_paths(Experiment).get(option[1].replace("-", "_")):
+        if path := {**key_paths(Experiment), "model": "model.id"}.get(option[1].replace("-", "_")):
             return f"{option[0]}: write --set {path}=VALUE"
     return f"{message}{'' if message.endswith('?') else ':'} see `{where} --help`"
 
@@ -171,7 +173,8 @@ def _wrong_arguments(context: Any, where: str, extra: str) -> str:
     takes = listed([f"{'one ' * (one.nargs == 1)}{name}" for one, name in zip(arguments, names, strict=True)])
     got = listed([*given, *filter(None, (extra,))])
     line = " ".join([where, *map(shlex.quote, given), *names[len(given) :]])
-    return f"{where} takes {takes or 'no argument'} and got {got or 'none'}: type `{line}`"
+    example = "" if extra else f", for example `{COMMANDS[where.split()[1]].EXAMPLES.splitlines()[0].strip()}`"
+    return f"{where} takes {takes or 'no argument'} and got {got or 'none'}: type `{line}`{example}"
 
 
 def _leave_stdout() -> None:

@@ -29,7 +29,7 @@ def command(
 ) -> int:
     """Open the newest report in the browser, or that of RUN.
 
-    Prints the path of the report, and opens it where this session has a screen.
+    Prints the path of the report, and opens it if this machine has a screen.
     """
     if run is not None:
         report = run_directory(run) / REPORT

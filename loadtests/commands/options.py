@@ -14,8 +14,9 @@ from tailgate.loadtests.experiments.files import builtin_names
 from tailgate.servers.complaint import ConfigError
 
 T = TypeVar("T", int, float)
-_UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _LONGEST_S = 7 * 86_400.0
+_LOWEST_PORT = 1024  # those below belong to services of the system
 
 
 def number(kind: Callable[[str], T], low: float, high: float) -> Callable[[str], T]:
@@ -25,21 +26,29 @@ def number(kind: Callable[[str], T], low: float, high: float) -> Callable[[str],
         with suppress(ValueError):
             if low <= (value := kind(text)) <= high:
                 return value
-        raise typer.BadParameter(f"{text!r} is no number from {low:,} to {high:,}: give one")
+        raise typer.BadParameter(f'is "{text}": give a number from {low:,.10g} to {high:,.10g}')
 
     return parse
 
 
-def duration(text: str) -> float:
-    """Return the seconds of a length of time such as "90s", "60m" or "1.5h"; a bare number is seconds."""
+def duration(text: str, low_s: float = 0.001, high_s: float = _LONGEST_S) -> float:
+    """Return the seconds of a length of time such as "90s", "60m" or "1.5h", from `low_s` to `high_s`."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*(|s|m|min|h)", text.strip())
-    value = float(match[1]) * _UNITS_S[match[2]] if match else 0.0
-    if not 0 < value <= _LONGEST_S:
-        raise typer.BadParameter(
-            f"{text!r} is no length of time up to {_LONGEST_S / 3600:g}h: give seconds, minutes or hours, such as 90s, "
-            "60m or 1.5h"
-        )
+    if match and not match[2]:
+        raise typer.BadParameter(f'is "{text}" without a unit: give {match[1]}s, {match[1]}m or {match[1]}h')
+    value = float(match[1]) * _UNITS_S[match[2]] if match else -1.0
+    if not low_s <= value <= high_s:
+        longest = f"{high_s / 3600:g}h" if high_s >= 3600 else f"{high_s / 60:g}m"
+        raise typer.BadParameter(f'is "{text}": give a time such as 90s, 5m or 1.5h, up to {longest}')
     return value
+
+
+def port(text: str, words: str = "0") -> int:
+    """Return the port, or 0; `words` name what else the option takes."""
+    with suppress(ValueError):
+        if (value := int(text)) == 0 or _LOWEST_PORT <= value <= 65535:
+            return value
+    raise typer.BadParameter(f'is "{text}": give {words}, or a port from {_LOWEST_PORT} to 65535')
 
 
 def run_directory(text: str) -> Path:
@@ -102,22 +111,22 @@ Page = Annotated[
     int | None,
     typer.Option(
         metavar="PORT",
-        parser=lambda text: None if text == "off" else number(int, 0, 65535)(text),
-        help="Port of the live page on this machine; 0 for a free one, or off.",
+        parser=lambda text: None if text == "off" else port(text, "off, 0 for a free one"),
+        help="Port of the live page on this machine; 0 for a free one, off for none.",
     ),
 ]
 Metrics = Annotated[
     str,
     typer.Option(
         metavar="HOST:PORT",
-        help="Export run, arms and splitter to Prometheus here while the run lasts, such as 127.0.0.1:9465.",
+        help="Serve the metrics of run, arms and splitter to Prometheus here, such as at 127.0.0.1:9465.",
     ),
 ]
 AllowDifferent = Annotated[
     str | None,
     typer.Option(
         metavar="KEYS",
-        help="Settings in which joined runs may differ, such as gates.margin,versions.torch. The first run's count.",
+        help="Settings in which joined runs may differ, such as gates.margin,versions.torch. The first run's apply.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of words.")]
@@ -126,7 +135,7 @@ WholeJson = Annotated[bool, typer.Option("--json", help="Print summary.json on o
 
 def port_option(text: str) -> Any:
     """Return the option of a port, with `text` as its help."""
-    return typer.Option(metavar="PORT", parser=number(int, 0, 65535), help=text)
+    return typer.Option(metavar="PORT", parser=port, help=text)
 
 
 Port = Annotated[int, port_option("Port to listen on; 0 takes a free one.")]

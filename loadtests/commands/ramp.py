@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 
 from tailgate.loadtests.commands import options
+from tailgate.servers.address import host_port
+from tailgate.servers.splitter.admin import admin_address
 
 EXAMPLES = """\
   tailgate ramp canary.toml
@@ -34,8 +36,8 @@ def command(
         str,
         typer.Option(
             metavar="HOST:PORT",
-            help="Answer Argo Rollouts or Flagger about the candidate here, and move nothing. Beyond this machine the "
-            "token in TAILGATE_PROVIDER_TOKEN is required.",
+            help="Answer Argo Rollouts or Flagger about the candidate here, and move no weights. An address that other "
+            "machines reach requires a token in TAILGATE_PROVIDER_TOKEN.",
         ),
     ] = "",
     at_most: options.AtMost = None,
@@ -52,8 +54,8 @@ def command(
     compile while serving or a burst of errors rolls back to 0 % at once. weights.jsonl records every change.
 
     With --admin the traffic is production traffic, behind a running `tailgate split --request-log FILE`. The
-    weights stay when the ramp ends or is killed. A new ramp goes on from the candidate's share. With --provider another
-    controller moves the weights and asks for a verdict: PASS, FAIL or INCONCLUSIVE.
+    weights stay when the ramp ends or is killed, and a new ramp continues from the candidate's share. With --provider
+    another controller moves the weights, and asks the ramp for a verdict: PASS, FAIL or INCONCLUSIVE.
 
     Exit codes: 0 promoted and every gate passed, 3 held or open, 99 rolled back, 2 bad usage or configuration, 1
     the run broke or was interrupted.
@@ -66,6 +68,10 @@ def command(
     from tailgate.loadtests.trials.run import ARM_COMMAND
     from tailgate.loadtests.trials.users_ramp import UsersRamp
 
+    if admin:
+        admin_address(admin, f'--admin "{admin}" is not HOST:PORT or PATH: give the address that the split printed')
+    if provider:
+        host_port(provider, f'--provider "{provider}" is not HOST:PORT: give one such as 127.0.0.1:9466', lowest=0)
     changes = [f"users.{key}={value}" for key, value in (("admin", admin), ("provider", provider)) if value]
     table = load_table(experiment, settings=[*(settings or ()), *changes], trace=trace)
     production = any(table_of(table, "users").get(key) for key in ("admin", "route", "provider"))

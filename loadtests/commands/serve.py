@@ -9,7 +9,7 @@ import typer
 from tailgate.loadtests.commands.arm_flags import CacheDir, become, preset_arm
 from tailgate.loadtests.commands.options import Json, Port, port_option, set_option
 from tailgate.servers.complaint import ConfigError
-from tailgate.servers.presets import PRESETS
+from tailgate.servers.presets import PRESETS, check_name
 from tailgate.servers.security import check_named, token_from_variable
 
 EXAMPLES = """\
@@ -54,6 +54,11 @@ def command(
     """
     from tailgate.loadtests.trials.preflight import check_arm, check_port
 
+    for flag, text in (("--name", name), ("--replica", replica)):
+        try:
+            check_name(text or preset)
+        except ValueError as error:
+            raise ConfigError(f"{flag} {error}") from None
     arm = preset_arm(preset, settings, name=name, flag="--preset")
     check_arm(arm)
     check_port(port, key="--port", host=host)

@@ -96,6 +96,8 @@ def command(
         return 0
     from tailgate.loadtests.trials.preflight import check_port
 
+    if config.port and config.port == config.admin_port:
+        raise ConfigError(f"--port and --admin-port are both {config.port}: give two ports")
     for flag, host, port in (("--port", config.host, config.port), ("--admin-port", "127.0.0.1", config.admin_port)):
         check_port(port, key=flag, host=host)
     return _split(config, as_json=as_json)

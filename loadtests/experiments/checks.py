@@ -45,8 +45,8 @@ def check_whole(experiment: Experiment) -> None:
     traffic, targets = experiment.traffic, parse_slo(experiment.slo)
     if traffic.arrivals == "saturation" and not targets:
         raise ConfigError(
-            'traffic.arrivals is "saturation" but nothing says what load counts as held: add a table [slo], such as '
-            "p99_ttft_ms = 500"
+            '[slo] is empty, so nothing says which load an arm holds (traffic.arrivals is "saturation", as in a '
+            "frontier): add a target, such as --set slo.p99_ttft_ms=500"
         )
     if experiment.gates.sequential and traffic.arrivals == "saturation":
         raise ConfigError(

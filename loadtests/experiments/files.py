@@ -18,12 +18,13 @@ _NAME_FILES = (*FILE_KEYS, "trace", "texts", "tokenizer", "artifact", "log")
 _BUILTIN = resources.files("tailgate.loadtests") / "experiments"
 
 
-def read_toml(path: Path) -> str:
-    """Return the text of the file. Raises ConfigError for one that cannot be read."""
+def read_toml(path: Path, what: str = "experiment") -> str:
+    """Return the text of the file, which messages call `what`. Raises ConfigError for one that cannot be read."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f'{what} "{path}" cannot be read ({why}): give a TOML file in UTF-8') from None
 
 
 def parse_toml(text: str, where: str) -> dict[str, Any]:
@@ -69,8 +70,8 @@ def text_of(source: str | Path) -> tuple[Path, str]:
     what = "is a directory" if path.is_dir() else "does not exist"
     known = [*builtin_names(), *map(str, path.parent.glob("*.toml") if path.parent.is_dir() else ())]
     raise ConfigError(
-        f'experiment "{source}" {what}: {did_you_mean(name, known)}give a TOML file (`tailgate init` writes one) or a '
-        f"built-in name ({', '.join(builtin_names())})"
+        f'experiment "{source}" {what}: {did_you_mean(path.stem if path.stem in known else name, known)}give a TOML '
+        f"file (`tailgate init` writes one) or a built-in name ({', '.join(builtin_names())})"
     )
 
 

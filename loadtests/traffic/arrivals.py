@@ -57,8 +57,8 @@ def renewals(profile: Floats, *, burstiness: float = 1.0, rng: np.random.Generat
     total = float(reached[-1])
     if total > MAX_REQUESTS:
         raise ConfigError(
-            f"the schedule would hold about {total:.3g} requests; the limit is {MAX_REQUESTS}: "
-            "lower a rate or duration_s"
+            f"the schedule would hold about {total:,.3g} requests, and the limit is {MAX_REQUESTS:,}: lower "
+            "traffic.rate or traffic.duration_s"
         )
     events = _unit_renewals(total, burstiness, rng)
     segment = np.minimum(np.searchsorted(reached, events, side="right") - 1, len(start) - 1)

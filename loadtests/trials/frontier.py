@@ -63,7 +63,7 @@ class FrontierSearch(Orchestrator):
 
     @property
     def _why_spent(self) -> str:
-        return f"--budget of {self._budget_s / 60.0:g} minutes was spent before an arm took any load: give more"
+        return f"--budget of {self._budget_s / 60.0:.3g}m was spent before an arm took any load: give more"
 
     # --- What is decided ----------------------------------------------------------------------------------------------
 
@@ -218,16 +218,16 @@ class FrontierSearch(Orchestrator):
             raise BudgetSpentError(self._why_spent)
 
 
-def check_budget(experiment: Experiment, minutes: float) -> None:
-    """Raise ConfigError unless the minutes are enough for the fewest starts of every arm with the fewest steps, if
+def check_budget(experiment: Experiment, budget_s: float) -> None:
+    """Raise ConfigError unless the budget is enough for the fewest starts of every arm with the fewest steps, if
     starts took no time."""
     traffic = experiment.traffic
-    least = FEWEST_STARTS * len(experiment.arms) * (traffic.rampup_s + FEWEST_STEPS * traffic.step_s) / 60.0
-    if minutes < least:
+    least_s = FEWEST_STARTS * len(experiment.arms) * (traffic.rampup_s + FEWEST_STEPS * traffic.step_s)
+    if budget_s < least_s:
         raise ConfigError(
-            f"--budget is {minutes:g} minutes, but two starts of {len(experiment.arms)} arms with {FEWEST_STEPS} steps "
-            f"of {traffic.step_s:g} s take {least:.3g} minutes and their warm-up: give more, fewer arms or a shorter "
-            "traffic.step_s"
+            f"--budget is {budget_s / 60:.3g}m, but two starts of {len(experiment.arms)} arms with {FEWEST_STEPS} "
+            f"steps of {traffic.step_s:g} s take {least_s / 60:.3g}m and their warm-up: give more, fewer arms or a "
+            "shorter traffic.step_s"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -125,8 +126,12 @@ def check_port(port: int, *, key: str, host: str = "127.0.0.1", remedy: str = "o
         try:
             probe.bind((host, port))
         except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                remedy = f"stop what listens there, {remedy}"
+            elif error.errno != errno.EACCES:
+                remedy = "give an address of this machine as the host"
             raise ConfigError(
-                f"{key} is {port}: cannot be used on {host} ({error.strerror}): stop what listens there, {remedy}"
+                f"{key} is {port}: cannot be used on {host} ({error.strerror}): {remedy.removeprefix('or ')}"
             ) from None
 
 

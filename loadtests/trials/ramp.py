@@ -41,7 +41,7 @@ def ramped(experiment: Experiment, *, at_most_s: float | None = None) -> Experim
     if candidate not in names:
         given = f'is "{limits.candidate}"' if limits.candidate else "is not given"
         raise ConfigError(
-            f"ramp.candidate {given}: name one of {', '.join(names)}, such as ramp.candidate = {names[0]}"
+            f"ramp.candidate {given}: name one of {', '.join(names)}, such as --set ramp.candidate={names[0]}"
         )
     if experiment.external_arms:
         raise ConfigError(

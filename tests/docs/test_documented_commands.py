@@ -115,7 +115,7 @@ def written(words: list[str]) -> list[str]:
         Path("new.toml").unlink(missing_ok=True)
         found = [*(word for word in found if word != "my.toml"), "new.toml"]
     if "buckets" in words:  # an arm of that name
-        found = [word.replace("canary.toml", "buckets.toml").replace("my.toml", "buckets.toml") for word in found]
+        found = [word.replace("canary.toml", "buckets.toml") for word in found]
     return found
 
 
@@ -135,8 +135,10 @@ def furnish(folder: Path) -> None:
     for name in ("benchmarks", "loadtests", "docs", "deploy"):
         (folder / name).symlink_to(ROOT / name)
     canary = canary_of_the_page()
-    for name in ("canary", "my", "int8", "case", "ramp", "experiment"):
+    for name in ("canary", "int8", "case", "ramp", "experiment"):
         (folder / f"{name}.toml").write_text(canary.replace('"canary"', f'"{name}"'), encoding="utf-8")
+    # Arms go by their presets, as those that `tailgate init` writes.
+    (folder / "my.toml").write_text(canary.replace('name = "compiled"\n', ""), encoding="utf-8")
     buckets = canary.replace('name = "compiled"', 'name = "buckets"')
     buckets = buckets.replace("[arms.compile]\n", '[arms.compile]\nartifact = "buckets.compiled"\n')
     (folder / "buckets.toml").write_text(buckets, encoding="utf-8")
@@ -332,7 +334,7 @@ ADDED = {
     "tailgate run my.toml": _sets(QUICK + MY),
     "tailgate check canary.toml": _sets(CANARY),
     "tailgate check my.toml": _sets(MY),
-    "tailgate doctor": " --seconds 1",
+    "tailgate doctor": " --duration 1s",
     "tailgate inspect canary.toml": _sets(CANARY),
     "tailgate inspect --arm compiled-naive": _sets(_traced("")),
     "tailgate serve": _sets(_traced("")),

@@ -95,7 +95,7 @@ def test_limits_come_from_the_file(tmp_path: Path, baseline: Path, naive: Path, 
         (["none", "{run}"], "none does not exist"),
         (["{run}", "none"], "none does not exist"),
         (["{empty}", "{run}"], "empty is no run directory"),
-        (["{run}", "{run}", "--limits", "none.toml"], "none.toml: cannot be read"),
+        (["{run}", "{run}", "--limits", "none.toml"], '--limits "none.toml" cannot be read'),
         (["{run}", "{run}", "--limits", "{empty}.alpha"], "gates.alpha is 2"),
         (["{run}", "{run}", "--limits", "{empty}.slo"], "slo is unknown: use one of gates"),
         (["{run}", "{run}", "--limits", ""], "--limits is empty"),
@@ -182,7 +182,7 @@ def test_the_outcome_never_goes_into_a_run_nor_over_other_files(runs, tmp_path, 
     assert "lies in the run run-1" in refused(capsys, "analyze", *runs[:2], "--out", runs[1])
     assert "holds other files" in refused(capsys, "analyze", *runs[:2], "--out", runs[2])
     (tmp_path / "file").write_text("")
-    assert "is a file" in refused(capsys, "analyze", *runs, "--out", tmp_path / "file")
+    assert "is no folder" in refused(capsys, "analyze", *runs, "--out", tmp_path / "file")
 
 
 def test_bad_runs_are_refused_in_a_line(runs, tmp_path, capsys):
@@ -194,7 +194,7 @@ def test_bad_runs_are_refused_in_a_line(runs, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     assert "empty holds no requests*.arrow" in refused(capsys, "analyze", runs[0], tmp_path / "empty")
     alone = refused(capsys, "analyze", tmp_path / "empty", "--out", tmp_path / "x")
-    assert "empty holds no requests*.arrow, .parquet or .jsonl: give the directory of a run" in alone
+    assert "empty holds no requests*.arrow, .parquet or .jsonl: give a run that sent requests" in alone
     assert not (tmp_path / "x").exists()
 
 

@@ -62,7 +62,7 @@ HOSTILE = {
 BASE: dict[str, tuple[str, ...]] = {
     "init": ("NEW", "--model", "random:tiny", "--rate", "4"),
     "check": ("demo", "--out", "OUT"),
-    "doctor": ("--seconds", "0"),
+    "doctor": ("--duration", "0s"),
     "list": (),
     "open": ("RUN", "--out", "OUT"),
     "run": ("demo", "--out", "OUT"),

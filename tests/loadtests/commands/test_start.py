@@ -122,10 +122,13 @@ def test_init_asks_at_a_terminal_for_what_no_option_gives(
     [
         ((), ("--model is missing", "no terminal", "add --model")),
         (("--model", "random:tiny"), ("--rate is missing", "add --rate")),
-        (("--model", "random:tiny", "--rate", "0"), ("--rate", "'0' is no number from 0.001")),
+        (("--model", "random:tiny", "--rate", "0"), ('--rate is "0": give a number from 0.001 to 1,000,000',)),
         (("--model", "./nowhere", "--rate", "1"), ('--model "./nowhere" does not exist', "random:tiny")),
         (SERVERS[:2], ("1 server given: write --url twice",)),
-        (("a b.toml", "--model", "random:tiny"), ('PATH "a b.toml"', "letters")),
+        (("--model", "random:tin", "--rate", "1"), ('--model is "random:tin"',)),
+        (("--url", "a:1", *SERVERS[2:], "--rate", "1"), ('--url "a:1" is not http://',)),
+        (("new", "--model", "random:tiny"), ('"new" is no TOML file: give one such as new.toml',)),
+        (("a b.toml", "--model", "random:tiny"), ('"a b.toml"', "letters")),
         (("there.toml/a.toml", "--model", "random:tiny", "--rate", "1"), ('"there.toml" is no folder',)),
         (("there.toml",), ('"there.toml" exists', "give another")),
         (
@@ -185,7 +188,7 @@ def test_check_warns_of_what_doctor_finds_and_of_one_server_in_two_arms(capsys: 
 
 def test_check_names_no_length_where_none_can_pass(capsys: pytest.CaptureFixture[str]) -> None:
     _, _, out = run_command(capsys, "check", "demo", "--set", "slo.error_pct=0")
-    assert "No length of it can PASS: slo error_pct allows no miss." in out
+    assert "No length of it can PASS, because slo error_pct allows no miss." in out
 
 
 def test_check_says_how_long_a_run_must_be_that_can_decide_latency(capsys: pytest.CaptureFixture[str]) -> None:
@@ -249,7 +252,7 @@ def test_doctor_measures_twice_and_names_what_is_not_there(
 
     monkeypatch.setattr("tailgate.servers.splitter.envoy.envoy_path", missing)
     monkeypatch.setattr("tailgate.loadtests.trials.machines.REFERENCE_COMMAND", (sys.executable, "-c", REFERENCE))
-    code, document, _ = run_command(capsys, "doctor", "--seconds", "1", "--json")
+    code, document, _ = run_command(capsys, "doctor", "--duration", "1s", "--json")
     found = {item["what"]: item for item in document["findings"]}
     assert code == 1
     assert found["Envoy"]["state"] == "missing"
@@ -265,7 +268,7 @@ def test_doctor_says_why_it_could_not_measure(
     monkeypatch.setattr(
         "tailgate.loadtests.trials.machines.REFERENCE_COMMAND", (sys.executable, "-c", "raise SystemExit(7)")
     )
-    code, _, out = run_command(capsys, "doctor", "--seconds", "1")
+    code, _, out = run_command(capsys, "doctor", "--duration", "1s")
     assert code == (1 if " missing " in out else 3)
     assert "not measured: the reference ended with exit code 7" in out
     assert "A verdict on latency would stay open here: " in out

@@ -221,7 +221,7 @@ def test_traffic_follows_its_profile_of_rates(rates: tuple[float, ...]) -> None:
 
 
 def test_a_schedule_too_large_for_memory_is_refused_before_it_is_built() -> None:
-    with pytest.raises(ConfigError, match="the limit is 20000000"):
+    with pytest.raises(ConfigError, match="the limit is 20,000,000"):
         gamma(1e6, 1.0, 1e6)
 
 
