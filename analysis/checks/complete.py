@@ -7,7 +7,7 @@ from typing import Any
 
 from tailgate.analysis.checks.check import ALL_KINDS, ESTIMATES, Check, Evidence, rule
 from tailgate.analysis.checks.generator import known_accounts, lost_processes
-from tailgate.analysis.records.plain_values import mapping, number, text_of
+from tailgate.analysis.records.plain_values import mapping, number, rows_of, text_of
 from tailgate.analysis.run.run import Run
 from tailgate.analysis.wording import counted, duration_text, percent
 
@@ -39,7 +39,7 @@ def damaged(seen: Evidence) -> Iterator[Check]:
 
 
 def _unrecorded(run: Run) -> Iterator[str]:
-    """Yield each trial without a start, and each column that judging needs and no request of an arm has.
+    """Yield what a whole trial does not say of itself, and each column that judging needs and no request of an arm has.
 
     `request_id` finds duplicate rows, `sent_ns` late requests, `output_tokens` empty answers. Bare tables and imports
     need not have them.
@@ -47,8 +47,9 @@ def _unrecorded(run: Run) -> Iterator[str]:
     requests = run.requests
     if run.pace or not is_recorded_whole(run):
         return
-    for trial in (trial for trial in run.trials if trial.first_ns and number(trial.info.get("start_ns")) is None):
-        yield f"trial {trial.number} does not say when it began"
+    for trial in (trial for trial in run.trials if trial.first_ns and trial.info.get("complete")):
+        stated = {"arms": rows_of(trial.info.get("arms")), "start_ns": number(trial.info.get("start_ns"))}
+        yield from (f"trial {trial.number} has no {key} in trial.json" for key, value in stated.items() if not value)
     for arm in run.arms:
         own = run.of_arm(arm)
         needed = {"request_id": (own, requests.named), "sent_ns": (own, requests.sent_ns.known)}

@@ -251,11 +251,12 @@ def test_no_values_in_trial_json_make_a_traceback(changes, short, tmp_path):
         assert analyze(directory)["overall"] == "INCONCLUSIVE"
 
 
-def test_a_trial_that_does_not_say_when_it_began_never_passes(long, tmp_path):
-    directory = long.changed(tmp_path / "run", lambda rows: rows)
-    change_trial(directory, {"start_ns": None})
+@pytest.mark.parametrize("key", ["start_ns", "arms"])
+def test_a_trial_that_does_not_say_when_it_began_or_of_what_never_passes(key, tmp_path):
+    directory = write_run(tmp_path / "run", FakeRun(slo=SLO, gates=GATES, duration_s=200, rate=2, trials=2))
+    change_trial(directory, {key: None})
     reasons = [check["reason"] for check in analyze(directory)["validity"] if not check["ok"]]
-    assert reasons == ["The records are damaged: trial 1 does not say when it began."]
+    assert reasons == [f"The records are damaged: trial 1 has no {key} in trial.json."]
 
 
 def change_trial(directory, changes):
