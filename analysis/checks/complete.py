@@ -7,18 +7,20 @@ from typing import Any
 
 from tailgate.analysis.checks.check import ALL_KINDS, ESTIMATES, Check, Evidence, rule
 from tailgate.analysis.checks.generator import known_accounts, lost_processes
-from tailgate.analysis.records.plain_values import mapping, number, text_of
+from tailgate.analysis.records.plain_values import mapping, number, rows_of, text_of
 from tailgate.analysis.run.run import Run
-from tailgate.analysis.wording import counted, percent
+from tailgate.analysis.wording import counted, duration_text, percent
 
 _MISSING_SLACK = 2  # requests that may be under way when recorders stop
 _MISSING_SHARE = 0.001
+_START_SLACK_S = 60.0  # between clocks of one trial
 
 
 @rule(
     "complete",
-    sees="A file is cut off or damaged, a row is repeated, times are missing or run backwards, a request names an "
-    "unknown arm, trial or phase, or all requests of an arm lack `request_id`, `sent_ns` or `output_tokens`.",
+    sees="A file is cut off, damaged or of another trial, a row is repeated, times are missing or run backwards, a "
+    "request names an unknown arm, trial or phase, or all requests of an arm lack `request_id`, `sent_ns` or "
+    "`output_tokens`.",
     says="The records are damaged: {}.",
     remedy="Run again; see the logs of the arms and of the disk.",
     opens=ALL_KINDS,
@@ -28,7 +30,7 @@ def damaged(seen: Evidence) -> Iterator[Check]:
     run, broken, repeated = seen.run, int(seen.run.requests.broken.sum()), seen.run.requests.dropped
     # the check below explains a request that ended with the run, before its arm was known
     unplaced = () if _interruptions(run) else run.unplaced_requests
-    faults = [*run.records.problems, *_unrecorded(run), *unplaced]
+    faults = [*run.records.problems, *_unrecorded(run), *_of_other_times(run), *unplaced]
     if not run.records.experiment and is_recorded_whole(run):
         faults.append("experiment.toml is missing or empty, so what the arms must hold is unknown")
     faults += [f"{counted(broken, 'request')} with times that are missing or run backwards"] if broken else []
@@ -37,7 +39,7 @@ def damaged(seen: Evidence) -> Iterator[Check]:
 
 
 def _unrecorded(run: Run) -> Iterator[str]:
-    """Yield each column that judging needs and no request of an arm has.
+    """Yield what a whole trial does not say of itself, and each column that judging needs and no request of an arm has.
 
     `request_id` finds duplicate rows, `sent_ns` late requests, `output_tokens` empty answers. Bare tables and imports
     need not have them.
@@ -45,6 +47,9 @@ def _unrecorded(run: Run) -> Iterator[str]:
     requests = run.requests
     if run.pace or not is_recorded_whole(run):
         return
+    for trial in (trial for trial in run.trials if trial.first_ns and trial.info.get("complete")):
+        stated = {"arms": rows_of(trial.info.get("arms")), "start_ns": number(trial.info.get("start_ns"))}
+        yield from (f"trial {trial.number} has no {key} in trial.json" for key, value in stated.items() if not value)
     for arm in run.arms:
         own = run.of_arm(arm)
         needed = {"request_id": (own, requests.named), "sent_ns": (own, requests.sent_ns.known)}
@@ -54,6 +59,18 @@ def _unrecorded(run: Run) -> Iterator[str]:
         for column, (rows, known) in needed.items():
             if rows.any() and not (rows & known).any():
                 yield f"no request of {arm} has {column}"
+
+
+def _of_other_times(run: Run) -> Iterator[str]:
+    """Yield each trial whose trial.json, accounts of load processes and requests did not begin within its traffic."""
+    spans = run.requests.spans()
+    for trial in (trial for trial in run.trials if trial.number in spans):
+        accounts = [account for account in run.records.generators if account.get("trial") == trial.number]
+        starts = [number(facts.get("start_ns")) for facts in (trial.info, *accounts)]
+        known = [*map(float, spans[trial.number][:2]), *(start for start in starts if start is not None)]
+        apart_s = (max(known) - min(known)) / 1e9
+        if apart_s > trial.seconds + _START_SLACK_S:
+            yield f"records of trial {trial.number} begin up to {duration_text(apart_s)} apart"
 
 
 def is_recorded_whole(run: Run) -> bool:

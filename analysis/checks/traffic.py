@@ -155,6 +155,7 @@ def copy_faults(run: Run, arm: str, *, allowed_ms: float) -> list[str]:
     and equal in content."""
     requests, pairs, farthest_ns, lonely = run.requests, 0, 0, [np.zeros(0, dtype=np.int32)]
     asked = {"prompt tokens": requests.prompt_tokens, "answer tokens asked for": requests.max_tokens}
+    asked["phase"] = requests.phase
     if run.account(arm).external or run.account(run.control).external:
         del asked["prompt tokens"]  # external servers count with tokenizers of their own
     counts: Counter[str] = Counter()

@@ -83,8 +83,8 @@ def read_pair(baseline: Path, candidate: Path, *, arm: str = "", gates: Mapping[
     joined = {run.directory: run for run in records.runs}
     runs = joined[baseline], joined[candidate]
     one, two = runs
-    if one.seed == two.seed and set(one.starts_ns.values()) & set(two.starts_ns.values()):
-        raise RecordError(f"{one.name} and {two.name} hold the same trial, of one start and seed: give two runs")
+    if set(one.starts_ns.values()) & set(two.starts_ns.values()):
+        raise RecordError(f"{one.name} and {two.name} hold the same trial, of one start: give two runs")
     arms = chosen_arms(arm, one, two)
     settings = [_conditions(run, name) for run, name in zip(runs, arms, strict=True)]
     texts = {

@@ -191,15 +191,15 @@ def check_joinable(runs: Sequence[RecordedRun], accepted: Sequence[str] = ()) ->
 
     Raises RecordError for other differences, for runs without documents, and for two that hold the same trial.
     """
-    seen: dict[tuple[str, int], str] = {}  # a trial's identity is its seed and its start
+    seen: dict[int, str] = {}  # no two trials start in one nanosecond
     for run in runs:
         if not run.experiment or not any(run.infos):
             lacks = "trial with a trial.json" if run.experiment else "experiment.toml, so what it ran is unknown"
             raise RecordError(f"{run.name} has no {lacks}: give another run")
         for start in run.starts_ns.values():
-            owner = seen.setdefault((run.seed, start), run.name)
+            owner = seen.setdefault(start, run.name)
             if owner != run.name:
-                raise RecordError(f"{run.name} and {owner} hold the same trial, of one start and seed: leave one out")
+                raise RecordError(f"{run.name} and {owner} hold the same trial, of one start: leave one out")
     return _differences(runs, accepted)
 
 

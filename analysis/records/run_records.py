@@ -152,16 +152,18 @@ def _documents(files: _Files) -> RecordedRun:
     """Return what the documents of the run say, as of a run that is judged by itself."""
     directory = files.directory
     folders = trial_folders(directory)
+    names = enumerate((folder.name.removeprefix("trial-") for folder in folders), start=1)
+    numbers = [int(name) if name.isdecimal() and len(name) < 10 else place for place, name in names]
     infos: list[dict[str, Any] | None] = []
-    for folder in folders:
+    for folder, number in zip(folders, numbers, strict=True):
         path = folder / "trial.json"
         missing = {"complete": False} if folder != directory else None
         info = files.document(path) or {} if path.exists() else missing
         of_import = (info or {}).get("problems")
         files.problems += map(str, of_import) if isinstance(of_import, list) else []
+        is_own = (info or {}).get("trial", number) == number and numbers.count(number) == 1
+        files.add(path, "" if is_own else "is of another trial")
         infos.append(info)
-    names = enumerate((folder.name.removeprefix("trial-") for folder in folders), start=1)
-    numbers = [int(name) if name.isdecimal() and len(name) < 10 else place for place, name in names]
     return RecordedRun(
         directory=directory,
         name=files.name or directory.resolve().name,

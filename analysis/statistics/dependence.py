@@ -41,7 +41,7 @@ def groups_of(trials: Ints) -> Ints:
     used = 0
     for trial in np.unique(trials):
         own = np.flatnonzero(trials == trial)
-        share = max(1, min(len(own), round(groups * len(own) / blocks)))
+        share = max(1, round(groups * (own[-1] + 1) / blocks) - used)  # in all, `groups`
         group[own] = used + np.arange(len(own)) * share // len(own)
         used += share
     return group

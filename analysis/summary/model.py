@@ -367,7 +367,7 @@ class Summary(Row):
     run_id: str
     created: Annotated[str | None, Field(description="first request, ISO 8601, UTC")] = None
     overall: Verdict
-    exit_code: Annotated[Literal[0, 3, 99], Field(description="0 PASS, or a search without gates; 3; 99 FAIL")]
+    exit_code: Annotated[Literal[0, 3, 99], Field(description="0 PASS, or loads of a search without gates; 3; 99 FAIL")]
     headline: str
     control: str
     arms: list[Arm]

@@ -78,6 +78,7 @@ def write_summary(summary: Mapping[str, Any], path: Path) -> None:
 def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
     frontier = frontier_rows(run, judgement)
     gated = frontier is None or frontier["gated"]
+    answered = PASS if frontier and any(row["starts"] for row in frontier["arms"]) else INCONCLUSIVE
     run_id, ramp = run.records.directory.resolve().name, ramp_of(run)
     gates = {(gate.arm, gate.gate): gate for gate in judgement.gates}
     with ThreadPoolExecutor(2) as processors:  # the longest first
@@ -91,7 +92,7 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         "run_id": run_id,
         "created": _moment(min((trial.first_ns for trial in run.trials if trial.first_ns > 0), default=0)),
         "overall": judgement.overall,
-        "exit_code": EXIT_CODES[judgement.overall] if gated else 0,
+        "exit_code": EXIT_CODES[judgement.overall if gated else answered],
         "headline": (frontier and frontier["headline"]) or judgement.headline,
         "control": run.control,
         "arms": list(arms),

@@ -52,7 +52,7 @@ def command(
 
     Takes detailed results of vLLM's bench serve as NAME=FILE: one file for each run of an arm, the control first.
 
-    Exit codes: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 not readable.
+    Exit codes: 0 PASS, 3 INCONCLUSIVE, 99 FAIL, 2 not readable; of a search those of `frontier`.
     """
     from tailgate.analysis.records.joining import joins_runs
     from tailgate.analysis.records.tables import RecordError

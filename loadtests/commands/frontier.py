@@ -35,8 +35,8 @@ def command(
     Starts one arm after another and loads each around the highest rate that it holds within the [slo], until the budget
     is spent or nothing is open. Loads begin at traffic.rates, or around traffic.rate. Ctrl-C ends with what is known.
 
-    Exit codes: 0 it ended with an answer; where the experiment sets [gates], those of `run` (0 PASS, 3 INCONCLUSIVE, 99
-    FAIL); 2 bad usage or configuration; 1 it broke or was interrupted.
+    Exit codes: 0 it ended with an answer, 3 no load is known; where the experiment sets [gates], those of `run` (0
+    PASS, 3 INCONCLUSIVE, 99 FAIL); 2 bad usage or configuration; 1 it broke or was interrupted.
     """
     from tailgate.loadtests.commands.frontier_plan import frontier_plan
     from tailgate.loadtests.commands.judged_run import run_and_judge

@@ -60,7 +60,7 @@ def test_a_kept_case_is_judged_as_before(archive: Path) -> None:
 
 def test_runs_of_a_case_are_judged_together(tmp_path: Path) -> None:
     for number, day in ((1, "20260101T000000Z"), (2, "20260102T000000Z")):
-        run = FakeRun(seed=number, duration_s=60.0, trials=1, checksums=True)
+        run = FakeRun(seed=number, day=number, duration_s=60.0, trials=1, checksums=True)
         keep(tmp_path / "case", write_run(tmp_path / f"{day}-case", run))
     verdict = verdict_of(tmp_path / "case")
     assert verdict["trials"] == 2

@@ -157,7 +157,8 @@ def furnish(folder: Path) -> None:
     names = (FIRST, SECOND, "20260105T090000Z-case", "20260108T090000Z-case", "20260112T090000Z-case")
     for seed, name in enumerate(names, start=1):
         gates = {"metrics": ["e2e"]}
-        write_run(folder / "runs" / name, FakeRun(seed=seed, trials=2, duration_s=150.0, checksums=True, gates=gates))
+        run = FakeRun(seed=seed, day=7 * seed, trials=2, duration_s=150.0, checksums=True, gates=gates)
+        write_run(folder / "runs" / name, run)
     shutil.copytree(unpack(archive_of("naive")), folder / "build" / "kept" / "naive")
     search = unpack(archive_of("frontier")) / "20261124T035701Z"
     shutil.copytree(search, folder / "runs" / "20260101T140000Z-search")

@@ -194,7 +194,7 @@ def _write_trial(folder: Path, run: FakeRun, number: int) -> None:
         run.machines.write(folder, names, number, start, run.duration_s, noise)
     (folder / "trial.json").write_text(json.dumps(trial))
     lag = {"p50": 0.2, "p99": run.lag_ms, "max": 3.0}
-    generator = {"worker": 0, "planned": count, "lag_ms": lag, "complete": True}
+    generator = {"worker": 0, "planned": count, "lag_ms": lag, "complete": True, "start_ns": start}
     (folder / "generator-0.json").write_text(json.dumps(generator))
 
 

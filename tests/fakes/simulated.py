@@ -17,7 +17,7 @@ from benchmarks.simulation.fleet import CONTROL, TREATMENT, Fleet, recorded
 from benchmarks.simulation.greedy import Server
 from tailgate.analysis.records.documents import EDITED
 from tailgate.analysis.records.schemas import COMPILE_EVENTS, REQUESTS
-from tailgate.analysis.records.tables import RecordWriter
+from tailgate.analysis.records.tables import RecordWriter, read_table
 from tests.fakes.http_servers import DONE, Request, answer, event, plain, serving, usage
 
 __all__ = ["GreedyServer", "serving"]
@@ -85,7 +85,8 @@ def write_logged(folder: Path, events: Sequence[Mapping[str, Any]], *, blind_spo
     log = {"replica": None, "lines": 99, "events": len(events), "blind_spots": list(blind_spots)}
     arms = [{"name": CONTROL}, {"name": TREATMENT, "kind": "openai", "reported": {"logs": [log]}}]
     arms[1]["external"] = {"telemetry": {"log": ["vllm.log"]}}
-    (folder / "trial.json").write_text(json.dumps({"trial": 1, "complete": True, "arms": arms}))
+    start_ns = min(read_table(folder / "requests.arrow", REQUESTS)[0]["sent_ns"].to_pylist())
+    (folder / "trial.json").write_text(json.dumps({"trial": 1, "complete": True, "start_ns": start_ns, "arms": arms}))
     with RecordWriter(folder / "compile_events.arrow", COMPILE_EVENTS) as writer:
         for number, event in enumerate(events):
             writer.append({"event_id": f"1-log-{number}", "trial": 1, "arm": TREATMENT, "kind": "jit", **event})

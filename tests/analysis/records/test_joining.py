@@ -222,7 +222,8 @@ def test_one_run_given_twice_is_refused_also_as_a_copy(tmp_path):
     copy = Path(shutil.copytree(one, tmp_path / "copy"))
     assert "is given twice" in not_joined(one, one)
     assert "is given twice" in not_joined(one, other / ".." / "run-0")
-    assert "run-0 and copy hold the same trial, of one start and seed: leave one out" in not_joined(one, copy, other)
+    for run in (copy, changed(copy, "seed = 1", "seed = 7")):
+        assert "run-0 and copy hold the same trial, of one start: leave one out" in not_joined(one, run, other)
 
 
 def test_bare_tables_and_runs_without_trials_are_refused(tmp_path):

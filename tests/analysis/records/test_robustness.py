@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -104,6 +106,12 @@ DEGENERATE = {
     "no control": lambda rows: [row for row in rows if row["arm"] == "compiled"],
     "not a number": nan_times,
     "clock goes back": every(lambda row: {"end_ns": row["scheduled_ns"] - S}, 5),
+    "clock leaps in the middle": lambda rows: [
+        row
+        | {name: row[name] + 3600 * S for name in TIMES_OF_A_REQUEST if row["scheduled_ns"] > rows[390]["scheduled_ns"]}
+        for row in rows
+    ],
+    "slow requests of one arm are ramp-up": every(lambda row: {"phase": "rampup"} if row["arm"] == "eager" else {}, 40),
     "clock goes back once": lambda rows: [rows[0] | {"end_ns": rows[0]["scheduled_ns"] - 1}, *rows[1:]],
     "clock leaps once": lambda rows: [
         rows[0] | {name: rows[0][name] + 7 * 10**18 for name in TIMES_OF_A_REQUEST},
@@ -190,6 +198,25 @@ def recorded(tmp_path_factory):
     return directory
 
 
+@pytest.mark.parametrize(
+    ("copied", "words"),
+    [
+        (("trial-01/trial.json", "trial-02/trial.json"), "trial-02/trial.json is of another trial"),
+        (("trial-01", "trial-1"), "trial-1/trial.json is of another trial"),
+        (("trial-01/generator-0.json", "trial-02/generator-0.json"), "records of trial 2 begin up to 27.8 hours apart"),
+        (("other/trial-02/trial.json", "trial-02/trial.json"), "records of trial 2 begin up to 2400.0 hours apart"),
+    ],
+)
+def test_a_file_of_another_trial_never_passes(copied, words, tmp_path):
+    run = FakeRun(slo=SLO, gates=GATES, duration_s=200, rate=2, trials=2)
+    directory = write_run(tmp_path / "run", run)
+    write_run(directory / "other", replace(run, day=100))
+    source, target = (directory / name for name in copied)
+    shutil.copytree(source, target) if source.is_dir() else shutil.copy(source, target)
+    reason = next(row["reason"] for row in analyze(directory)["validity"] if row["check"] == "complete")
+    assert words in reason
+
+
 @pytest.mark.parametrize("form", ["parquet", "jsonl"])
 def test_a_truncated_file_of_others_is_an_error_or_decides_nothing(form, long, tmp_path):
     directory = long.changed(tmp_path / "run", lambda rows: rows, form)
@@ -217,16 +244,24 @@ def test_a_number_fits_a_float():
         {"weights": {"a": "b"}, "startup": [], "answers": True, "design": 0},
     ],
 )
-def test_no_values_in_trial_json_make_a_pass_or_a_traceback(changes, short, tmp_path):
+def test_no_values_in_trial_json_make_a_traceback(changes, short, tmp_path):
     directory = short.changed(tmp_path / "run", lambda rows: rows)
+    change_trial(directory, changes)
+    with contextlib.suppress(RecordError):
+        assert analyze(directory)["overall"] == "INCONCLUSIVE"
+
+
+@pytest.mark.parametrize("key", ["start_ns", "arms"])
+def test_a_trial_that_does_not_say_when_it_began_or_of_what_never_passes(key, tmp_path):
+    directory = write_run(tmp_path / "run", FakeRun(slo=SLO, gates=GATES, duration_s=200, rate=2, trials=2))
+    change_trial(directory, {key: None})
+    reasons = [check["reason"] for check in analyze(directory)["validity"] if not check["ok"]]
+    assert reasons == [f"The records are damaged: trial 1 has no {key} in trial.json."]
+
+
+def change_trial(directory, changes):
     path = directory / "trial-01" / "trial.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    try:
-        summary = analyze(directory)
-    except RecordError as error:
-        summary = {"overall": None, "error": str(error)}
-    assert summary["overall"] in {None, "INCONCLUSIVE", "FAIL"}
-    assert "\n" not in summary.get("error", "")
 
 
 @pytest.mark.parametrize("name", ["no requests", "clock goes back"])

@@ -250,6 +250,13 @@ def test_records_of_a_killed_search_give_the_same_answer(
     assert any("The search was cut off" in line for line in cut["answer"])
 
 
+def test_a_search_without_an_answer_does_not_end_with_exit_code_0(judged: dict[str, Any], copied: Path) -> None:
+    (copied / "trial-01" / "trial.json").write_text("{")
+    summary = analyze(copied)
+    assert summary["headline"].startswith("No load is known, because checks failed: complete.")
+    assert (judged["exit_code"], summary["exit_code"]) == (0, 3)
+
+
 def test_an_arm_that_was_never_started_does_not_block_the_others(tmp_path: Path) -> None:
     _, outcome = made_up(tmp_path, budget_s=130.0)
     assert arms_in_turn(outcome) == ["eager", "padded"]
