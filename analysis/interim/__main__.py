@@ -1,6 +1,7 @@
-"""Analyse a run directory after every block, until SIGTERM: `python -m tailgate.analysis.interim RUN_DIR`.
+"""Analyse a run directory after every block, until SIGTERM: `python -m tailgate.analysis.interim RUN_DIR ANCHOR_NS`.
 
-A process of its own, at low priority, so that judging takes no time from the load.
+ANCHOR_NS is the wall clock less the monotonic clock when the run began: the run's clock, which never steps. A process
+of its own, at low priority, so that judging takes no time from the load.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ def main() -> int:
     os.nice(_NICE)
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
-    watch = Watch(Path(sys.argv[1]))
+    watch, anchor_ns = Watch(Path(sys.argv[1])), int(sys.argv[2])
     failures = 0
     while not stopped.wait(_EVERY_S):
         began = time.process_time()
         try:
-            row = watch.analyse(time.time_ns())
+            row = watch.analyse(anchor_ns + time.monotonic_ns())
             failures = 0
         except Exception as error:  # a file may be half written: the next analysis finds it whole
             failures += 1

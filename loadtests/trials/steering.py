@@ -14,7 +14,7 @@ from tailgate.loadtests.trials.context import TrialContext
 from tailgate.loadtests.trials.processes import child_environment
 from tailgate.loadtests.trials.telemetry import Collector
 from tailgate.loadtests.trials.weights import UNANSWERED, Splitter, WeightController, in_words
-from tailgate.servers.clock import now_ns
+from tailgate.servers.clock import ANCHOR_NS, now_ns
 from tailgate.servers.processes import Child
 
 
@@ -45,7 +45,7 @@ class Judge:
         self._rows = LinesTail(run_dir / JOURNAL)  # no line is read twice
         self._child = Child(
             "interim",
-            [*_COMMAND, str(run_dir.resolve())],
+            [*_COMMAND, str(run_dir.resolve()), str(ANCHOR_NS)],
             log_path=run_dir / "interim.log",
             environment=child_environment(),
         )
