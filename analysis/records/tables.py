@@ -31,6 +31,7 @@ END_LINE_BYTES = len(b"\nrows 000000000000 crc32 00000000\n")
 _LARGEST_INT = 9.2e18
 _ROWS_AT_ONCE = 1 << 16  # of Parquet
 _BYTES_AT_ONCE = 1 << 24
+_CHECKED_AT_ONCE = 1 << 18  # bytes, which stay in a processor's cache
 _AHEAD = 3  # items read before they are used
 T = TypeVar("T")
 _LONGEST, _HEAD = 1000, 700  # characters of an error
@@ -58,16 +59,17 @@ def read_end(path: Path) -> tuple[int, bool] | None:
     Raises OSError.
     """
     size = max(0, path.stat().st_size - END_LINE_BYTES)
-    with path.open("rb") as file:
+    with path.open("rb", buffering=0) as file:
         file.seek(size)
         line = _END_LINE.match(file.read())
         if line is None:
             return None
         crc32, left = 0, size + line.start(2)
         file.seek(0)
-        while left and (piece := file.read(min(left, _BYTES_AT_ONCE))):
-            crc32 = zlib.crc32(piece, crc32)
-            left -= len(piece)
+        piece = memoryview(bytearray(_CHECKED_AT_ONCE))
+        while left and (count := file.readinto(piece[:left])):
+            crc32 = zlib.crc32(piece[:count], crc32)
+            left -= count
     return int(line[1]), crc32 == int(line[2], 16)
 
 
