@@ -80,10 +80,10 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
     gated = frontier is None or frontier["gated"]
     run_id, ramp = run.records.directory.resolve().name, ramp_of(run)
     gates = {(gate.arm, gate.gate): gate for gate in judgement.gates}
-    with ThreadPoolExecutor(2) as processors:  # the longest first
-        others = [processors.submit(other, run) for other in (_spikes, _distribution, _latency_series)]
-        arms = processors.map(lambda arm: arm_row(run, arm, judgement), run.arms)
-    spikes, distribution, series = (other.result() for other in others)
+    with ThreadPoolExecutor(1) as processor:  # what takes a trial at a time, next to what takes all, for memory
+        others = [processor.submit(other, run) for other in (_spikes, _latency_series)]
+        distribution, arms = _distribution(run), [arm_row(run, arm, judgement) for arm in run.arms]
+    spikes, series = (other.result() for other in others)
     return {
         "name": str(run.records.experiment.get("name") or run_id),
         "task": EMBED if run.embeds else "generate",
@@ -93,7 +93,7 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         "exit_code": EXIT_CODES[judgement.overall] if gated else 0,
         "headline": (frontier and frontier["headline"]) or judgement.headline,
         "control": run.control,
-        "arms": list(arms),
+        "arms": arms,
         "comparisons": [
             *(_comparison_row(item, gates[item.arm, noninferiority_name(item)]) for item in judgement.compared.gated),
             *(_comparison_row(item, None) for item in judgement.compared.secondary),
@@ -273,12 +273,8 @@ def _distribution(run: Run) -> dict[str, Any]:
         )
         edges = np.geomspace(low * 0.999, max(high, low * 1.01) * 1.001, _CURVE_BINS + 1)
         for arm in run.arms:
-            ordered = values[usable & run.of_arm(arm)]
-            ordered.sort()
-            metrics[metric][arm] = {
-                "edges_ms": edges.tolist(),
-                "counts": np.diff(np.searchsorted(ordered, edges)).tolist(),  # none is as large as the last edge
-            }
+            counts = np.histogram(values[usable & run.of_arm(arm)], edges)[0]
+            metrics[metric][arm] = {"edges_ms": edges.tolist(), "counts": counts.tolist()}
     return metrics
 
 
