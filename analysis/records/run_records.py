@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
-from operator import itemgetter
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -247,12 +246,13 @@ def _requests(
             trial = {"trial": run.trials[number]}
             accounts = {path.stem: account | trial for path, account in files.all(folder, "generator-*.json")}
             trials.append((run, files, number, info is not None, accounts, table_files(folder, "requests")))
-    tables = _request_tables([path for *_, paths in trials for path in paths], builder.schema)
-    read = groupby(read_ahead(tables), key=itemgetter(0))
+    started = (read_ahead(_request_tables(path, builder.schema)) for *_, paths in trials for path in paths)
+    # The next file is checked while this one is read, since each comes from the disk once.
+    read = (tables for tables, _ in pairwise(chain(started, [iter(())])))
     for run, files, number, has_info, accounts, paths in trials:
         for path in paths:
             before, nameless, foreign = builder.rows, 0, 0
-            for _, rows in next(read)[1]:
+            for rows in next(read):
                 if isinstance(rows, str):
                     files.add(path, rows)
                     continue
@@ -270,14 +270,11 @@ def _requests(
     return builder.columns(), [account for *_, accounts, _ in trials for account in accounts.values()]
 
 
-def _request_tables(paths: Sequence[Path], schema: pa.Schema) -> Iterator[tuple[Path, pa.Table | str]]:
-    """Yield the requests of all files, each with its path, and what is wrong with a file after its rows."""
-    for path in paths:
-        problems: list[str] = []
-        yield path, schema.empty_table()
-        for rows in tables_in(path, schema, problems, required=REQUIRED["requests"]):
-            yield path, rows
-        yield from ((path, problem) for problem in problems)
+def _request_tables(path: Path, schema: pa.Schema) -> Iterator[pa.Table | str]:
+    """Yield the requests of a file, and what is wrong with it after its rows."""
+    problems: list[str] = []
+    yield from tables_in(path, schema, problems, required=REQUIRED["requests"])
+    yield from problems
 
 
 def design_of(experiment: Mapping[str, Any], infos: Iterable[Mapping[str, Any] | None]) -> str:

@@ -169,12 +169,17 @@ def tables_in(
 
 
 def read_ahead(items: Iterator[T]) -> Iterator[T]:
-    """Yield the items, each of which another processor reads while those before it are used."""
-    with ThreadPoolExecutor(1) as reader:
-        coming = deque(reader.submit(next, items, None) for _ in range(_AHEAD))
-        while (item := coming.popleft().result()) is not None:
-            coming.append(reader.submit(next, items, None))
-            yield item
+    """Start to read the items on another processor, and return them: each is read while those before it are used."""
+    reader = ThreadPoolExecutor(1)
+    coming = deque(reader.submit(next, items, None) for _ in range(_AHEAD))
+
+    def read() -> Iterator[T]:
+        with reader:
+            while (item := coming.popleft().result()) is not None:
+                coming.append(reader.submit(next, items, None))
+                yield item
+
+    return read()
 
 
 def _arrow_tables(path: Path, schema: pa.Schema, problems: list[str]) -> Iterator[pa.Table]:
