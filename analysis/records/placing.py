@@ -93,9 +93,8 @@ def misplaced_requests(requests: RequestColumns, *, arms: Collection[str], trial
         for code in np.unique(column).tolist():
             value = code if names is None else names[code] if code >= 0 else None
             if known and value is not None and value not in known:
-                unplaced.append(
-                    f"{counted(int((column == code).sum()), 'request')} of an unknown {what} ({_shown(value)})"
-                )
+                count = int((column == code).sum())
+                unplaced.append(f"{counted(count, 'request')} of an unknown {what} ({_shown(value)})")
     return tuple(unplaced)
 
 

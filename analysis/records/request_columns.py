@@ -128,11 +128,6 @@ class ColumnBuilder:
             self._read.setdefault(name, []).append(own)
         self.rows += rows
 
-    def _extend(self, name: str, tables: list[npt.NDArray[Any]]) -> None:
-        if name in self._columns:
-            tables.insert(0, self._columns.pop(name))
-        self._columns[name] = _joined(tables)
-
     def _coded(self, name: str, column: pa.Array) -> Ints:
         encoded = column.dictionary_encode()
         known = self._codes[name]
@@ -146,27 +141,28 @@ class ColumnBuilder:
         Of the ids only those in `named` stay; without it all do.
         """
         self._append({field.name: pa.nulls(0, field.type) for field in JUDGED_REQUESTS})
-        self._compared()
         ids, pairs = self._read.pop("id"), self._read.pop("pair")
-        while self._read:
-            self._extend(*self._read.popitem())
-        pa.default_memory_pool().release_unused()  # also frees NumPy's memory: what the tables took
+        self._join()
         arm, trial = (self._columns[name][self._before :].copy() for name in ("arm", "trial"))
         self._comparing = self._processor.submit(_compare, ids, pairs, arm, trial, self._before, named)
         self._before = self.rows
 
-    def _compared(self) -> None:
-        """Append the columns of the last trial's ids, which are compared while the next trial is read."""
+    def _join(self) -> None:
+        """Append what was read to the columns, and what follows from the last trial's ids, compared meanwhile."""
         if self._comparing is not None:
-            for name, column in self._comparing.result().items():
-                self._extend(name, [column])
+            self._read |= {name: [column] for name, column in self._comparing.result().items()}
             self._comparing = None
-            pa.default_memory_pool().release_unused()
+        while self._read:
+            name, tables = self._read.popitem()
+            if name in self._columns:
+                tables.insert(0, self._columns.pop(name))
+            self._columns[name] = _joined(tables)
+        pa.default_memory_pool().release_unused()  # also frees NumPy's memory
 
     def columns(self) -> RequestColumns:
         """Return what was appended, and let go of it."""
         self.end_trial()
-        self._compared()
+        self._join()
         self._processor.shutdown()
         arrays, self._columns = self._columns, {}
         names = {name: tuple(sorted(known)) for name, known in self._codes.items()}

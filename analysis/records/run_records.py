@@ -134,10 +134,11 @@ class _Files:
 
     def tables(self, path: Path, stem: str) -> Iterator[pa.Table]:
         """Yield the rows of the file of the table `stem`, some megabytes at a time. Raises RecordError."""
-        problems: list[str] = []
-        yield from tables_in(path, TABLES[stem], problems, required=REQUIRED[stem])
-        for problem in problems:
-            self.add(path, problem)
+        for rows in tables_in(path, TABLES[stem], required=REQUIRED[stem]):
+            if isinstance(rows, str):
+                self.add(path, rows)
+            else:
+                yield rows
 
 
 def _opened(directories: Sequence[Path]) -> list[tuple[RecordedRun, _Files]]:
@@ -246,9 +247,9 @@ def _requests(
             trial = {"trial": run.trials[number]}
             accounts = {path.stem: account | trial for path, account in files.all(folder, "generator-*.json")}
             trials.append((run, files, number, info is not None, accounts, table_files(folder, "requests")))
-    started = (read_ahead(_request_tables(path, builder.schema)) for *_, paths in trials for path in paths)
+    each = (tables_in(path, builder.schema, required=REQUIRED["requests"]) for *_, paths in trials for path in paths)
     # The next file is checked while this one is read, since each comes from the disk once.
-    read = (tables for tables, _ in pairwise(chain(started, [iter(())])))
+    read = (tables for tables, _ in pairwise(chain(map(read_ahead, each), [iter(())])))
     for run, files, number, has_info, accounts, paths in trials:
         for path in paths:
             before, nameless, foreign = builder.rows, 0, 0
@@ -268,13 +269,6 @@ def _requests(
                 files.add(path, f"has {counted(foreign, 'request')} of another trial")
         builder.end_trial(named)
     return builder.columns(), [account for *_, accounts, _ in trials for account in accounts.values()]
-
-
-def _request_tables(path: Path, schema: pa.Schema) -> Iterator[pa.Table | str]:
-    """Yield the requests of a file, and what is wrong with it after its rows."""
-    problems: list[str] = []
-    yield from tables_in(path, schema, problems, required=REQUIRED["requests"])
-    yield from problems
 
 
 def design_of(experiment: Mapping[str, Any], infos: Iterable[Mapping[str, Any] | None]) -> str:

@@ -144,24 +144,22 @@ def column_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 def read_table(path: Path, schema: pa.Schema, *, required: Sequence[str] = ()) -> tuple[pa.Table, tuple[str, ...]]:
     """Return the rows of a file in `schema`, and what is wrong with it: see `tables_in`."""
-    problems: list[str] = []
-    tables = [schema.empty_table(), *tables_in(path, schema, problems, required=required)]
-    return pa.concat_tables(tables), tuple(problems)
+    found = [schema.empty_table(), *tables_in(path, schema, required=required)]
+    problems = tuple(item for item in found if isinstance(item, str))
+    return pa.concat_tables(item for item in found if not isinstance(item, str)), problems
 
 
-def tables_in(
-    path: Path, schema: pa.Schema, problems: list[str], *, required: Sequence[str] = ()
-) -> Iterator[pa.Table]:
-    """Yield the rows of an Arrow, Parquet or JSON Lines file in `schema`, some megabytes at a time, and add what is
-    wrong with the file to `problems`, in words that follow its name.
+def tables_in(path: Path, schema: pa.Schema, *, required: Sequence[str] = ()) -> Iterator[pa.Table | str]:
+    """Yield the rows of an Arrow, Parquet or JSON Lines file in `schema`, some megabytes at a time, and what is wrong
+    with the file, in words that follow its name.
 
     Columns that `schema` lacks are not read, and columns that the file lacks are null. Raises RecordError for a missing
     `required` column, a column of another kind, and a file that cannot be read.
     """
     tables_of = {".parquet": _parquet_tables, ".jsonl": _json_tables}.get(path.suffix, _arrow_tables)
     try:
-        for table in tables_of(path, schema, problems):
-            yield _conform(table, schema, required, path.name)
+        for item in tables_of(path, schema):
+            yield item if isinstance(item, str) else _conform(item, schema, required, path.name)
     except RecordError:
         raise
     except (pa.ArrowException, OSError, ValueError, MemoryError, OverflowError) as error:
@@ -182,13 +180,13 @@ def read_ahead(items: Iterator[T]) -> Iterator[T]:
     return read()
 
 
-def _arrow_tables(path: Path, schema: pa.Schema, problems: list[str]) -> Iterator[pa.Table]:
-    """Yield the whole batches of an Arrow stream, and add what is wrong with the file to `problems`."""
+def _arrow_tables(path: Path, schema: pa.Schema) -> Iterator[pa.Table | str]:
+    """Yield the whole batches of an Arrow stream, and what is wrong with the file."""
     end = read_end(path)
     if end is None:
-        problems.append(CUT_OFF)
+        yield CUT_OFF
     elif not end[1]:
-        problems.append(NOT_AS_WRITTEN)
+        yield NOT_AS_WRITTEN
         return
     batches: list[pa.RecordBatch] = []
     rows = waiting = 0
@@ -218,22 +216,22 @@ def _whole_batches(file: pa.NativeFile, schema: pa.Schema, *, torn: bool) -> Ite
             yield batch
 
 
-def _json_tables(path: Path, schema: pa.Schema, problems: list[str]) -> Iterator[pa.Table]:
+def _json_tables(path: Path, schema: pa.Schema) -> Iterator[pa.Table | str]:
     """Yield the lines that hold a table of JSON each. Arrow's own reader ends the process on others, such as `null`."""
     bad = 0
     with path.open("rb") as file:
         while lines := file.readlines(_BYTES_AT_ONCE):
             rows, others, torn = parse_lines(lines)
             bad += others
-            problems += [CUT_OFF] if torn else []
+            yield from [CUT_OFF] if torn else []
             present = [name for name in schema.names if any(name in row for row in rows)]
             if rows:
                 yield pa.table({name: pa.array([row.get(name) for row in rows]) for name in present})
     if bad:
-        problems.append(f"has {counted(bad, 'line')} without a table of JSON")
+        yield f"has {counted(bad, 'line')} without a table of JSON"
 
 
-def _parquet_tables(path: Path, schema: pa.Schema, problems: list[str]) -> Iterator[pa.Table]:
+def _parquet_tables(path: Path, schema: pa.Schema) -> Iterator[pa.Table | str]:
     """Yield the rows of a Parquet file. A damaged one raises, since nothing of it can be read."""
     with pa.parquet.ParquetFile(path, page_checksum_verification=True) as file:
         columns = [name for name in file.schema_arrow.names if name in schema.names]
