@@ -345,11 +345,8 @@ def first_rows(ids: Hashes) -> Ints:
 
 def _repeated(ids: Hashes, arm: Ints, trial: Ints) -> Bools:
     """Return whether an earlier row of the same arm and trial has the id of each row."""
-    codes = trial.astype(np.int64)  # and no other column of so much memory
-    codes <<= 32
-    codes += arm
-    own = codes.view(np.uint64)
-    own += ids
+    own = ((trial.astype(np.int64) << 32) + arm).view(np.uint64)
+    own += ids  # in place, since the ids of a long trial take much memory
     own[(ids == 0) | (arm < 0)] = 0
     first = first_rows(own)
     return np.asarray((first >= 0) & (first != np.arange(len(ids), dtype=np.int32)))

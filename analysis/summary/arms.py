@@ -28,8 +28,8 @@ def arm_row(run: Run, arm: str, judgement: Judgement) -> dict[str, Any]:
     requests = run.requests
     own = run.of_arm(arm)
     usable = own & run.usable
-    steady = run.steady(usable, (arm,))
     metrics = _metrics(run, usable)
+    steady = run.steady(usable, (arm,))
     completed = int((own & requests.ok).sum())
     failed = int((own & requests.failed).sum())
     tokens = int(requests.output_tokens[usable].sum())

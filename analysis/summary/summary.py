@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from tailgate.analysis.arrays import index_parts
 from tailgate.analysis.checks.check import Check
 from tailgate.analysis.checks.pressure import in_words
 from tailgate.analysis.frontier.summary_rows import summary_rows as frontier_rows
@@ -264,7 +265,7 @@ def _distribution(run: Run) -> dict[str, Any]:
     metrics: dict[str, dict[str, Any]] = {}
     for metric in EMBED_METRICS if run.embeds else ("ttft", "e2e"):
         values = run.requests.metric_ms(metric)
-        usable = run.usable & ~np.isnan(values) & (values > 0)
+        usable = run.usable & (values > 0)
         metrics[metric] = {}
         if not usable.any():
             continue
@@ -273,8 +274,8 @@ def _distribution(run: Run) -> dict[str, Any]:
         )
         edges = np.geomspace(low * 0.999, max(high, low * 1.01) * 1.001, _CURVE_BINS + 1)
         for arm in run.arms:
-            counts = np.histogram(values[usable & run.of_arm(arm)], edges)[0]
-            metrics[metric][arm] = {"edges_ms": edges.tolist(), "counts": counts.tolist()}
+            counts = [np.histogram(values[rows], edges)[0] for rows in index_parts(usable & run.of_arm(arm))]
+            metrics[metric][arm] = {"edges_ms": edges.tolist(), "counts": np.sum(counts, axis=0).tolist()}
     return metrics
 
 
