@@ -23,8 +23,9 @@ def parts(size: int) -> Iterator[slice]:
 def by_trial(trial: Ints) -> Iterator[tuple[slice, int, Bools]]:
     """Yield a part of the rows, a trial in it, and the mask of the trial's rows in the part."""
     for part in parts(len(trial)):
-        for number in np.unique(trial[part]).tolist():
-            yield part, number, trial[part] == number
+        own = trial[part]
+        for number in [own[0].item()] if own.min() == own.max() else np.unique(own).tolist():
+            yield part, number, own == number
 
 
 def index_parts(mask: Bools) -> Iterator[Ints]:

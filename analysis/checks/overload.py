@@ -12,7 +12,7 @@ from statistics import fmean
 
 import numpy as np
 
-from tailgate.analysis.arrays import Bools, Floats, Ints
+from tailgate.analysis.arrays import Bools, Floats, Ints, counts_of, parts
 from tailgate.analysis.checks.check import OVERLOADED, Check, Evidence, rule
 from tailgate.analysis.run.run import Run
 from tailgate.analysis.wording import counted, digits, listed
@@ -52,10 +52,9 @@ def load_of(start_s: Floats, end_s: Floats, answered: Bools, shed: Bools, *, sec
     if seconds <= 0 or len(start_s) < WINDOWS * FEWEST:
         return _short_load(start_s, end_s, answered, shed, seconds=seconds)
     width = seconds / WINDOWS
-    came = _window(start_s, width)
-    went = _window(end_s, width)
-    arrivals = np.bincount(came, minlength=WINDOWS)[:WINDOWS]
-    answers = np.bincount(went[answered], minlength=WINDOWS)[:WINDOWS]
+    went = _bins(end_s, width, WINDOWS)
+    arrivals = counts_of(_bins(start_s, width, WINDOWS), WINDOWS + 1)[:WINDOWS]
+    answers = counts_of(went[answered], WINDOWS + 1)[:WINDOWS]
     if arrivals.min() < FEWEST or not answers[0]:
         return _short_load(start_s, end_s, answered, shed, seconds=seconds)
     age = end_s - start_s
@@ -101,9 +100,12 @@ def _short_load(start_s: Floats, end_s: Floats, answered: Bools, shed: Bools, *,
     return Load(offered_rps=len(own) / seconds, answered_rps=answered_rps, overloaded=overloaded)
 
 
-def _window(at_s: Floats, width: float) -> Ints:
-    """Return the window of each time; WINDOWS for times beyond the trial."""
-    return np.clip((at_s / width).astype(np.int64), 0, WINDOWS)
+def _bins(at_s: Floats, width: float, most: int) -> Ints:
+    """Return the bin of each time, `most` for times beyond the trial."""
+    found = np.empty(len(at_s), dtype=np.int16)
+    for part in parts(len(at_s)):
+        found[part] = np.clip(at_s[part] / width, 0, most)
+    return found
 
 
 def _undone(start_s: Floats, end_s: Floats, turned: Bools, width: float) -> Ints:
@@ -112,10 +114,9 @@ def _undone(start_s: Floats, end_s: Floats, turned: Bools, width: float) -> Ints
     each = width / _BINS
 
     def counted(at_s: Floats) -> Ints:
-        place = np.clip((at_s / each).astype(np.int64), 0, bins)
-        return np.cumsum(np.bincount(place, minlength=bins)[:bins])
+        return np.cumsum(counts_of(_bins(at_s, each, bins), bins + 1)[:bins])
 
-    return counted(start_s) - counted(end_s[~turned])
+    return counted(start_s) - counted(end_s) + counted(end_s[turned])
 
 
 # The ratio of two growing queues says nothing of the arms, nor does an objective that a short queue still keeps. One

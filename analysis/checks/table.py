@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain, groupby
 
+import pyarrow as pa
+
 from tailgate.analysis.checks.arms import answers, comparable, equal_work, token_stream
 from tailgate.analysis.checks.check import Check, Evidence, Rule
 from tailgate.analysis.checks.complete import alive, damaged, missing
@@ -64,6 +66,7 @@ def checks_of_run(
     applied = [rule for rule in RULES if (at_end or not rule.at_end) and (rule.in_search or not seen.search)]
     with ThreadPoolExecutor(2) as processors:
         each = processors.map(lambda rule: list(rule.find(seen)), applied)
+    pa.default_memory_pool().release_unused()  # NumPy's memory, which rules of a long run take much of
     checks: list[Check] = []
     for _, group in groupby(chain.from_iterable(each), lambda check: check.check):
         found = list(group)

@@ -90,9 +90,10 @@ def misplaced_requests(requests: RequestColumns, *, arms: Collection[str], trial
         ("trial", trials, requests.trial, None),
         ("phase", REQUEST_PHASES, requests.phase, requests.phases),
     ):
-        for code, count in zip(*(found.tolist() for found in np.unique(column, return_counts=True)), strict=True):
+        for code in np.unique(column).tolist():
             value = code if names is None else names[code] if code >= 0 else None
             if known and value is not None and value not in known:
+                count = int((column == code).sum())
                 unplaced.append(f"{counted(count, 'request')} of an unknown {what} ({_shown(value)})")
     return tuple(unplaced)
 

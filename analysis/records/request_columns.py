@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailgate.analysis.arrays import Bools, Floats, Ints
+from tailgate.analysis.arrays import Bools, Floats, Ints, indices, parts
 from tailgate.analysis.records.schemas import JUDGED_REQUESTS
 
 Hashes = npt.NDArray[np.uint64]
@@ -30,7 +29,6 @@ _IDS = {"request_id": "id", "pair_id": "pair", "session_id": "session"}
 _WIDTHS = (np.int8, np.int16, np.int32, np.int64)
 _LAST_NS = 9_200_000_000_000_000_000  # beyond any clock
 _STALL_SLACK_NS = 1_000_000_000
-_PART = 1 << 13  # about how many rows are sorted at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +107,7 @@ class ColumnBuilder:
         self._ids = {column: own for column, own in _IDS.items() if sessions or own != "session"}
         self._codes: dict[str, dict[str, int]] = {name: {} for name in _NAMES}
         self._columns: dict[str, npt.NDArray[Any]] = {}
-        self._own: dict[str, list[Hashes]] = {"id": [], "pair": []}  # of the trial that is read, table by table
+        self._read: dict[str, list[npt.NDArray[Any]]] = {}  # of the trial that is read, table by table
         self._before = 0  # the rows of the trials before it
         self._processor = ThreadPoolExecutor(1)
         self._comparing: Future[dict[str, npt.NDArray[Any]]] | None = None
@@ -124,17 +122,11 @@ class ColumnBuilder:
         found = _numbers(columns) | {name: self._coded(name, columns[name]) for name in _NAMES}
         found |= {"session": np.zeros(rows, dtype=np.uint64)}
         found |= {own: hashes(columns[name]) for name, own in self._ids.items()}
-        for name, parts in self._own.items():
-            parts.append(found.pop(name))
-        self._extend(found)
-        self.rows += rows
-
-    def _extend(self, columns: Mapping[str, npt.NDArray[Any]]) -> None:
-        for name, values in columns.items():
+        for name, values in found.items():
             # Times stay whole, since sums of them must not wrap.
-            own = values if name == "start_ns" else slim(values)
-            # The only reference to a column is in the call, which may then move it.
-            self._columns[name] = _extended(self._columns.pop(name), own) if name in self._columns else own
+            own = values if name in ("start_ns", "id", "pair") else slim(values)
+            self._read.setdefault(name, []).append(own)
+        self.rows += rows
 
     def _coded(self, name: str, column: pa.Array) -> Ints:
         encoded = column.dictionary_encode()
@@ -149,22 +141,28 @@ class ColumnBuilder:
         Of the ids only those in `named` stay; without it all do.
         """
         self._append({field.name: pa.nulls(0, field.type) for field in JUDGED_REQUESTS})
-        self._compared()
+        ids, pairs = self._read.pop("id"), self._read.pop("pair")
+        self._join()
         arm, trial = (self._columns[name][self._before :].copy() for name in ("arm", "trial"))
-        self._comparing = self._processor.submit(_compare, self._own, arm, trial, self._before, named)
-        self._own, self._before = {"id": [], "pair": []}, self.rows
+        self._comparing = self._processor.submit(_compare, ids, pairs, arm, trial, self._before, named)
+        self._before = self.rows
 
-    def _compared(self) -> None:
-        """Append the columns of the last trial's ids, which are compared while the next trial is read."""
+    def _join(self) -> None:
+        """Append what was read to the columns, and what follows from the last trial's ids, compared meanwhile."""
         if self._comparing is not None:
-            self._extend(self._comparing.result())
+            self._read |= {name: [column] for name, column in self._comparing.result().items()}
             self._comparing = None
-            pa.default_memory_pool().release_unused()
+        while self._read:
+            name, tables = self._read.popitem()
+            if name in self._columns:
+                tables.insert(0, self._columns.pop(name))
+            self._columns[name] = _joined(tables)
+        pa.default_memory_pool().release_unused()  # also frees NumPy's memory
 
     def columns(self) -> RequestColumns:
         """Return what was appended, and let go of it."""
         self.end_trial()
-        self._compared()
+        self._join()
         self._processor.shutdown()
         arrays, self._columns = self._columns, {}
         names = {name: tuple(sorted(known)) for name, known in self._codes.items()}
@@ -178,13 +176,10 @@ class ColumnBuilder:
 
 
 def _compare(
-    own: dict[str, list[Hashes]], arm: Ints, trial: Ints, before: int, named: Collection[str] | None
+    of_ids: list[Hashes], of_pairs: list[Hashes], arm: Ints, trial: Ints, before: int, named: Collection[str] | None
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return the columns that follow from the ids of a trial, with `before` rows of other trials before it.
-
-    It empties `own`, so that the ids take memory no longer.
-    """
-    pair, ids = first_rows(np.concatenate(own.pop("pair"))), np.concatenate(own.pop("id"))
+    """Return the columns that follow from the ids of a trial, with `before` rows of other trials before it."""
+    pair, ids = first_rows(_joined(of_pairs)), _joined(of_ids)
     found: dict[str, npt.NDArray[Any]] = {
         "pair": slim(np.where(pair >= 0, pair + np.int32(before), np.int32(-1))),
         "named": slim(ids > 0),
@@ -213,18 +208,21 @@ def is_constant(column: npt.NDArray[Any]) -> bool:
     return column.strides == (0,)
 
 
-def _extended(column: npt.NDArray[Any], more: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Append `more` to the slim column. It reuses the column's memory, since a copy would need as much again."""
-    size, rows = len(column), len(column) + len(more)
-    if not size or not len(more):
-        return column if size else more
-    if is_constant(column) and is_constant(more) and column[:1].tobytes() == more[:1].tobytes():
+def _joined(tables: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Join slim columns. It empties the list and reuses the memory of the first, since a copy takes as much again."""
+    rows = sum(map(len, tables))
+    tables[:] = [table for table in tables if len(table)][::-1] or tables[:1]
+    column = tables.pop()
+    if rows and all(is_constant(one) and one[:1].tobytes() == column[:1].tobytes() for one in (column, *tables)):
         return np.broadcast_to(column[0], rows)
-    wide = np.result_type(column, more)
+    size, wide = len(column), np.result_type(column, *{more.dtype for more in tables})
     if is_constant(column) or column.dtype != wide or not column.flags.owndata:
         column = np.array(column, dtype=wide)
     column.resize(rows, refcheck=False)
-    column[size:] = more
+    while tables:
+        more = tables.pop()
+        column[size : size + len(more)] = more
+        size += len(more)
     return column
 
 
@@ -327,32 +325,28 @@ def first_rows(ids: Hashes) -> Ints:
     """Return the first row that has the id of each row, -1 where it is 0."""
     if not ids.any():
         return np.broadcast_to(np.int32(-1), len(ids))
-    # Sort by the highest bits first: sorts that fit into a processor cache are faster than one of all rows.
-    bits = (len(ids) // _PART).bit_length()
-    part = (ids >> np.uint64(64 - bits)).astype(np.uint16) if bits else np.zeros(len(ids), dtype=np.uint16)
-    order = np.argsort(part, kind="stable").astype(np.int32)
-    ordered = ids[order]
-    ends = np.cumsum(np.bincount(part, minlength=1 << bits)).tolist()
-    del part
-    for begin, end in pairwise((0, *ends)):
-        inside = np.argsort(ordered[begin:end])
-        order[begin:end], ordered[begin:end] = order[begin:end][inside], ordered[begin:end][inside]
-    starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
-    del ordered
-    first = np.empty(len(ids), dtype=np.int32)
-    first[order] = np.repeat(np.minimum.reduceat(order, starts), np.diff(starts, append=len(ids)))
+    # A table by the highest bits holds the first row of each entry; rows with another id than it has are left to a
+    # table by other bits. Sorting takes four times as long.
+    bits = len(ids).bit_length()
+    shift, table = np.uint64(64 - bits), np.empty(1 << bits, dtype=np.int32)
+    first, others = np.empty(len(ids), dtype=np.int32), [np.zeros(0, dtype=np.int32)]
+    for part in reversed([*parts(len(ids))]):
+        rows = np.arange(part.start, part.stop, dtype=np.int32)
+        table[(ids[part] >> shift)[::-1]] = rows[::-1]
+    for part in parts(len(ids)):
+        first[part] = found = table[ids[part] >> shift]
+        others.append(indices(ids[found] != ids[part]) + np.int32(part.start))
+    del table
+    if (rest := np.concatenate(others)).size:
+        first[rest] = rest[first_rows(_mixed(ids[rest]))]
     first[ids == 0] = -1
     return first
 
 
 def _repeated(ids: Hashes, arm: Ints, trial: Ints) -> Bools:
     """Return whether an earlier row of the same arm and trial has the id of each row."""
-    again = np.zeros(len(ids), dtype=np.bool_)
-    for number in np.unique(trial).tolist():
-        for code in np.unique(arm[arm >= 0]).tolist():
-            rows = np.flatnonzero((trial == number) & (arm == code) & (ids > 0))
-            own = ids[rows]
-            ordered = np.sort(own)
-            if (ordered[1:] == ordered[:-1]).any():
-                again[rows] = first_rows(own) != np.arange(rows.size)
-    return again
+    own = ((trial.astype(np.int64) << 32) + arm).view(np.uint64)
+    own += ids  # in place, since the ids of a long trial take much memory
+    own[(ids == 0) | (arm < 0)] = 0
+    first = first_rows(own)
+    return np.asarray((first >= 0) & (first != np.arange(len(ids), dtype=np.int32)))

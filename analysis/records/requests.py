@@ -135,15 +135,16 @@ class Requests(RequestColumns):
 
     def _tpot_ms(self, rows: slice | Ints | Bools) -> Floats:
         # Not a column, since it follows from others and takes memory. A failed request has its deadline, as in E2E.
-        found: list[Floats] = [np.zeros(0, dtype=np.float32)]
+        found, begin = np.empty(self.ok[rows].size, dtype=np.float32), 0
         for part in row_parts(rows, len(self)):
             each_ms, tokens = self.end_ms[part] - self.first_ms[part], self.output_tokens[part]
             each_ms /= np.maximum(tokens - 1, 1)
             each_ms[~self.ok[part] | (tokens < 2) | (not self.has_tokens)] = math.nan
             if self.has_tokens and (failed := self.failed[part]).any():
                 each_ms[failed] = self.e2e_ms[part][failed]
-            found.append(each_ms)
-        return np.concatenate(found)
+            found[begin : begin + len(each_ms)] = each_ms
+            begin += len(each_ms)
+        return found
 
 
 def requests_of(

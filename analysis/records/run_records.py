@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
-from operator import itemgetter
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -135,10 +134,11 @@ class _Files:
 
     def tables(self, path: Path, stem: str) -> Iterator[pa.Table]:
         """Yield the rows of the file of the table `stem`, some megabytes at a time. Raises RecordError."""
-        problems: list[str] = []
-        yield from tables_in(path, TABLES[stem], problems, required=REQUIRED[stem])
-        for problem in problems:
-            self.add(path, problem)
+        for rows in tables_in(path, TABLES[stem], required=REQUIRED[stem]):
+            if isinstance(rows, str):
+                self.add(path, rows)
+            else:
+                yield rows
 
 
 def _opened(directories: Sequence[Path]) -> list[tuple[RecordedRun, _Files]]:
@@ -249,12 +249,13 @@ def _requests(
             trial = {"trial": run.trials[number]}
             accounts = {path.stem: account | trial for path, account in files.all(folder, "generator-*.json")}
             trials.append((run, files, number, info is not None, accounts, table_files(folder, "requests")))
-    tables = _request_tables([path for *_, paths in trials for path in paths], builder.schema)
-    read = groupby(read_ahead(tables), key=itemgetter(0))
+    each = (tables_in(path, builder.schema, required=REQUIRED["requests"]) for *_, paths in trials for path in paths)
+    # The next file is checked while this one is read, since each comes from the disk once.
+    read = (tables for tables, _ in pairwise(chain(map(read_ahead, each), [iter(())])))
     for run, files, number, has_info, accounts, paths in trials:
         for path in paths:
             before, nameless, foreign = builder.rows, 0, 0
-            for _, rows in next(read)[1]:
+            for rows in next(read):
                 if isinstance(rows, str):
                     files.add(path, rows)
                     continue
@@ -270,16 +271,6 @@ def _requests(
                 files.add(path, f"has {counted(foreign, 'request')} of another trial")
         builder.end_trial(named)
     return builder.columns(), [account for *_, accounts, _ in trials for account in accounts.values()]
-
-
-def _request_tables(paths: Sequence[Path], schema: pa.Schema) -> Iterator[tuple[Path, pa.Table | str]]:
-    """Yield the requests of all files, each with its path, and what is wrong with a file after its rows."""
-    for path in paths:
-        problems: list[str] = []
-        yield path, schema.empty_table()
-        for rows in tables_in(path, schema, problems, required=REQUIRED["requests"]):
-            yield path, rows
-        yield from ((path, problem) for problem in problems)
 
 
 def design_of(experiment: Mapping[str, Any], infos: Iterable[Mapping[str, Any] | None]) -> str:

@@ -31,6 +31,7 @@ END_LINE_BYTES = len(b"\nrows 000000000000 crc32 00000000\n")
 _LARGEST_INT = 9.2e18
 _ROWS_AT_ONCE = 1 << 16  # of Parquet
 _BYTES_AT_ONCE = 1 << 24
+_CHECKED_AT_ONCE = 1 << 18  # bytes, which stay in a processor's cache
 _AHEAD = 3  # items read before they are used
 T = TypeVar("T")
 _LONGEST, _HEAD = 1000, 700  # characters of an error
@@ -58,16 +59,17 @@ def read_end(path: Path) -> tuple[int, bool] | None:
     Raises OSError.
     """
     size = max(0, path.stat().st_size - END_LINE_BYTES)
-    with path.open("rb") as file:
+    with path.open("rb", buffering=0) as file:
         file.seek(size)
         line = _END_LINE.match(file.read())
         if line is None:
             return None
         crc32, left = 0, size + line.start(2)
         file.seek(0)
-        while left and (piece := file.read(min(left, _BYTES_AT_ONCE))):
-            crc32 = zlib.crc32(piece, crc32)
-            left -= len(piece)
+        piece = memoryview(bytearray(_CHECKED_AT_ONCE))
+        while left and (count := file.readinto(piece[:left])):
+            crc32 = zlib.crc32(piece[:count], crc32)
+            left -= count
     return int(line[1]), crc32 == int(line[2], 16)
 
 
@@ -142,24 +144,22 @@ def column_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 def read_table(path: Path, schema: pa.Schema, *, required: Sequence[str] = ()) -> tuple[pa.Table, tuple[str, ...]]:
     """Return the rows of a file in `schema`, and what is wrong with it: see `tables_in`."""
-    problems: list[str] = []
-    tables = [schema.empty_table(), *tables_in(path, schema, problems, required=required)]
-    return pa.concat_tables(tables), tuple(problems)
+    found = [schema.empty_table(), *tables_in(path, schema, required=required)]
+    problems = tuple(item for item in found if isinstance(item, str))
+    return pa.concat_tables(item for item in found if not isinstance(item, str)), problems
 
 
-def tables_in(
-    path: Path, schema: pa.Schema, problems: list[str], *, required: Sequence[str] = ()
-) -> Iterator[pa.Table]:
-    """Yield the rows of an Arrow, Parquet or JSON Lines file in `schema`, some megabytes at a time, and add what is
-    wrong with the file to `problems`, in words that follow its name.
+def tables_in(path: Path, schema: pa.Schema, *, required: Sequence[str] = ()) -> Iterator[pa.Table | str]:
+    """Yield the rows of an Arrow, Parquet or JSON Lines file in `schema`, some megabytes at a time, and what is wrong
+    with the file, in words that follow its name.
 
     Columns that `schema` lacks are not read, and columns that the file lacks are null. Raises RecordError for a missing
     `required` column, a column of another kind, and a file that cannot be read.
     """
     tables_of = {".parquet": _parquet_tables, ".jsonl": _json_tables}.get(path.suffix, _arrow_tables)
     try:
-        for table in tables_of(path, schema, problems):
-            yield _conform(table, schema, required, path.name)
+        for item in tables_of(path, schema):
+            yield item if isinstance(item, str) else _conform(item, schema, required, path.name)
     except RecordError:
         raise
     except (pa.ArrowException, OSError, ValueError, MemoryError, OverflowError) as error:
@@ -167,21 +167,26 @@ def tables_in(
 
 
 def read_ahead(items: Iterator[T]) -> Iterator[T]:
-    """Yield the items, each of which another processor reads while those before it are used."""
-    with ThreadPoolExecutor(1) as reader:
-        coming = deque(reader.submit(next, items, None) for _ in range(_AHEAD))
-        while (item := coming.popleft().result()) is not None:
-            coming.append(reader.submit(next, items, None))
-            yield item
+    """Start to read the items on another processor, and return them: each is read while those before it are used."""
+    reader = ThreadPoolExecutor(1)
+    coming = deque(reader.submit(next, items, None) for _ in range(_AHEAD))
+
+    def read() -> Iterator[T]:
+        with reader:
+            while (item := coming.popleft().result()) is not None:
+                coming.append(reader.submit(next, items, None))
+                yield item
+
+    return read()
 
 
-def _arrow_tables(path: Path, schema: pa.Schema, problems: list[str]) -> Iterator[pa.Table]:
-    """Yield the whole batches of an Arrow stream, and add what is wrong with the file to `problems`."""
+def _arrow_tables(path: Path, schema: pa.Schema) -> Iterator[pa.Table | str]:
+    """Yield the whole batches of an Arrow stream, and what is wrong with the file."""
     end = read_end(path)
     if end is None:
-        problems.append(CUT_OFF)
+        yield CUT_OFF
     elif not end[1]:
-        problems.append(NOT_AS_WRITTEN)
+        yield NOT_AS_WRITTEN
         return
     batches: list[pa.RecordBatch] = []
     rows = waiting = 0
@@ -211,22 +216,22 @@ def _whole_batches(file: pa.NativeFile, schema: pa.Schema, *, torn: bool) -> Ite
             yield batch
 
 
-def _json_tables(path: Path, schema: pa.Schema, problems: list[str]) -> Iterator[pa.Table]:
+def _json_tables(path: Path, schema: pa.Schema) -> Iterator[pa.Table | str]:
     """Yield the lines that hold a table of JSON each. Arrow's own reader ends the process on others, such as `null`."""
     bad = 0
     with path.open("rb") as file:
         while lines := file.readlines(_BYTES_AT_ONCE):
             rows, others, torn = parse_lines(lines)
             bad += others
-            problems += [CUT_OFF] if torn else []
+            yield from [CUT_OFF] if torn else []
             present = [name for name in schema.names if any(name in row for row in rows)]
             if rows:
                 yield pa.table({name: pa.array([row.get(name) for row in rows]) for name in present})
     if bad:
-        problems.append(f"has {counted(bad, 'line')} without a table of JSON")
+        yield f"has {counted(bad, 'line')} without a table of JSON"
 
 
-def _parquet_tables(path: Path, schema: pa.Schema, problems: list[str]) -> Iterator[pa.Table]:
+def _parquet_tables(path: Path, schema: pa.Schema) -> Iterator[pa.Table | str]:
     """Yield the rows of a Parquet file. A damaged one raises, since nothing of it can be read."""
     with pa.parquet.ParquetFile(path, page_checksum_verification=True) as file:
         columns = [name for name in file.schema_arrow.names if name in schema.names]

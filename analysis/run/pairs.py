@@ -22,15 +22,17 @@ MOST_REQUESTS = 2_000_000
 
 def in_pairs(pair: Ints, rows: Ints, base: Ints) -> tuple[Ints, Ints]:
     """Return (rows that have a copy in `base`, their copies); the last copy if there are two."""
-    base = base[pair[base] >= 0]
+    of_base = pair[base]
+    if (of_base < 0).any():
+        base, of_base = base[of_base >= 0], of_base[of_base >= 0]
     if not base.size:
         return rows[:0], base
-    first = int(pair[base].min())
-    last_copy = np.full(int(pair[base].max()) - first + 1, -1, dtype=np.int32)
-    last_copy[pair[base] - np.int32(first)] = base
-    place = pair[rows] - np.int32(first)
-    copies = np.where((place >= 0) & (place < last_copy.size), last_copy.take(place, mode="clip"), -1)
-    return rows[copies >= 0], copies[copies >= 0]
+    before, after = int(of_base.min()) - 1, int(of_base.max()) + 1  # for all pairs beyond, which have no copy
+    last_copy = np.full(after - before + 1, -1, dtype=np.int32)
+    last_copy[of_base - np.int32(before)] = base
+    copies = last_copy.take(pair[rows] - np.int32(before), mode="clip")
+    found = copies >= 0
+    return (rows, copies) if found.all() else (rows[found], copies[found])
 
 
 def drawn_pairs(run: Run, own: Bools, base: Bools) -> tuple[Ints, Ints]:

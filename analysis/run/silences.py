@@ -126,7 +126,8 @@ def silences_of(server: Server) -> Silences:
 
 def _server(requests: Requests, trial: int, arm: int, replica: int, rows: Ints) -> Server:
     late_ms = np.nan_to_num(requests.lag_ms(rows).astype(np.float64), copy=False, nan=0.0, posinf=0.0, neginf=0.0)
-    sent = requests.start_ns[rows] + (np.maximum(late_ms, 0.0, out=late_ms) * 1e6).astype(np.int64)
+    sent = requests.start_ns[rows]
+    sent += (np.maximum(late_ms, 0.0, out=late_ms) * 1e6).astype(np.int64)
     order = np.argsort(sent, kind="stable")
     rows, sent = rows[order], sent[order]
     del late_ms, order  # arrays of a long trial take much memory

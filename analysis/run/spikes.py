@@ -86,18 +86,20 @@ def excursions(requests: Requests, attribution: Attribution, *, arm: str, contro
     """
     found = [(np.zeros(0, dtype=np.int64), np.zeros(0))]
     for trial in np.unique(requests.trial).tolist():
-        own, base = (requests.sound(name, trial) for name in (arm, control))
-        for rows in (own, base):
+        own = requests.sound(arm, trial)
+        for name in (arm, control):
+            rows = own if name == arm else requests.sound(name, trial)
             quiet = rows[requests.ok[rows] & (attribution.cause[rows] == OTHER)]
             if (usual := usual_ms(requests, quiet)) is not None:
                 shortest, ratio = _thresholds(requests.e2e_ms[quiet], expected_ms(requests, usual, quiet))
                 took, expected = requests.e2e_ms[own], expected_ms(requests, usual, own)
-                beyond = (took - expected > shortest) & (took > ratio * expected)
-                found.append((own[beyond], took[beyond] - expected[beyond]))
+                excess = took - expected
+                beyond = (excess > shortest) & (took > ratio * expected)
+                found.append((own[beyond], excess[beyond]))
                 break
-    rows, excess = map(np.concatenate, zip(*found, strict=True))
+    rows, over = map(np.concatenate, zip(*found, strict=True))
     order = np.argsort(rows)
-    return rows[order], excess[order]
+    return rows[order], over[order]
 
 
 def usual_ms(requests: Requests, quiet: Ints | Bools) -> tuple[float, float] | None:
@@ -121,7 +123,7 @@ def _thresholds(e2e_ms: Floats, expected_ms: Floats) -> tuple[float, float]:
     """Return the excess in ms and the ratio beyond those of quiet requests: the upper quartile plus six interquartile
     ranges, at least half the median, and plus two of the log ratio."""
     known = (expected_ms > 0) & (e2e_ms > 0)
-    lower, upper = quantiles(e2e_ms - expected_ms, (0.25, 0.75))
-    low, high = quantiles(np.log(e2e_ms[known] / expected_ms[known]), (0.25, 0.75))
+    lower, upper = quantiles(e2e_ms - expected_ms, (0.25, 0.75), in_place=True)
+    low, high = quantiles(np.log(e2e_ms[known] / expected_ms[known]), (0.25, 0.75), in_place=True)
     ratio = 1.0 if math.isnan(low) else math.exp(high + 2.0 * (high - low))
     return max(float(upper + 6.0 * (upper - lower)), 0.5 * quantile(e2e_ms, 0.5)), ratio

@@ -26,12 +26,11 @@ from tailgate.analysis.statistics.quantiles import quantiles
 def arm_row(run: Run, arm: str, judgement: Judgement) -> dict[str, Any]:
     """Return the arm's row of the summary."""
     requests = run.requests
-    own = run.of_arm(arm)
-    usable = own & run.usable
-    steady = run.steady(usable, (arm,))
+    usable = run.of_arm(arm)
+    count, completed, failed = (int((usable & mask).sum()) for mask in (True, requests.ok, requests.failed))
+    usable &= run.usable  # in place: a mask of a long run takes much memory
     metrics = _metrics(run, usable)
-    completed = int((own & requests.ok).sum())
-    failed = int((own & requests.failed).sum())
+    steady = run.steady(usable, (arm,))
     tokens = int(requests.output_tokens[usable].sum())
 
     def rate(count: int) -> float | None:
@@ -40,7 +39,7 @@ def arm_row(run: Run, arm: str, judgement: Judgement) -> dict[str, Any]:
     return {
         "name": arm,
         "control": arm == run.control,
-        "requests": int(own.sum()),
+        "requests": count,
         "failed": failed,
         "error_pct": 100.0 * failed / (completed + failed) if completed + failed else None,
         "request_rate": rate(int(usable.sum())),

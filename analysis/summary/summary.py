@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from tailgate.analysis.arrays import index_parts
 from tailgate.analysis.checks.check import Check
 from tailgate.analysis.checks.pressure import in_words
 from tailgate.analysis.frontier.summary_rows import summary_rows as frontier_rows
@@ -81,11 +82,10 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
     answered = PASS if frontier and any(row["starts"] for row in frontier["arms"]) else INCONCLUSIVE
     run_id, ramp = run.records.directory.resolve().name, ramp_of(run)
     gates = {(gate.arm, gate.gate): gate for gate in judgement.gates}
-    with ThreadPoolExecutor(2) as processors:  # the longest first
-        spikes = processors.submit(_spikes, run, judgement)
-        others = [processors.submit(other, run) for other in (_distribution, _latency_series)]
-        arms = processors.map(lambda arm: arm_row(run, arm, judgement), run.arms)
-    distribution, series = (other.result() for other in others)
+    with ThreadPoolExecutor(1) as processor:  # what takes a trial at a time, next to what takes all, for memory
+        others = [processor.submit(other, run) for other in (_spikes, _latency_series)]
+        distribution, arms = _distribution(run), [arm_row(run, arm, judgement) for arm in run.arms]
+    spikes, series = (other.result() for other in others)
     return {
         "name": str(run.records.experiment.get("name") or run_id),
         "task": EMBED if run.embeds else "generate",
@@ -95,7 +95,7 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         "exit_code": EXIT_CODES[judgement.overall if gated else answered],
         "headline": (frontier and frontier["headline"]) or judgement.headline,
         "control": run.control,
-        "arms": list(arms),
+        "arms": arms,
         "comparisons": [
             *(_comparison_row(item, gates[item.arm, noninferiority_name(item)]) for item in judgement.compared.gated),
             *(_comparison_row(item, None) for item in judgement.compared.secondary),
@@ -267,7 +267,7 @@ def _distribution(run: Run) -> dict[str, Any]:
     metrics: dict[str, dict[str, Any]] = {}
     for metric in EMBED_METRICS if run.embeds else ("ttft", "e2e"):
         values = run.requests.metric_ms(metric)
-        usable = run.usable & ~np.isnan(values) & (values > 0)
+        usable = run.usable & (values > 0)
         metrics[metric] = {}
         if not usable.any():
             continue
@@ -276,12 +276,8 @@ def _distribution(run: Run) -> dict[str, Any]:
         )
         edges = np.geomspace(low * 0.999, max(high, low * 1.01) * 1.001, _CURVE_BINS + 1)
         for arm in run.arms:
-            ordered = values[usable & run.of_arm(arm)]
-            ordered.sort()
-            metrics[metric][arm] = {
-                "edges_ms": edges.tolist(),
-                "counts": np.diff(np.searchsorted(ordered, edges)).tolist(),  # none is as large as the last edge
-            }
+            counts = [np.histogram(values[rows], edges)[0] for rows in index_parts(usable & run.of_arm(arm))]
+            metrics[metric][arm] = {"edges_ms": edges.tolist(), "counts": np.sum(counts, axis=0).tolist()}
     return metrics
 
 
