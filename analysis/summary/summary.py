@@ -83,9 +83,8 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
     run_id, ramp = run.records.directory.resolve().name, ramp_of(run)
     gates = {(gate.arm, gate.gate): gate for gate in judgement.gates}
     with ThreadPoolExecutor(1) as processor:  # what takes a trial at a time, next to what takes all, for memory
-        others = [processor.submit(other, run) for other in (_spikes, _latency_series)]
+        spikes, series = processor.submit(_spikes, run, judgement), processor.submit(_latency_series, run)
         distribution, arms = _distribution(run), [arm_row(run, arm, judgement) for arm in run.arms]
-    spikes, series = (other.result() for other in others)
     return {
         "name": str(run.records.experiment.get("name") or run_id),
         "task": EMBED if run.embeds else "generate",
@@ -109,7 +108,7 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         "design": _design(run),
         "events": _events(run),
         "spikes": spikes.result(),
-        "series": series,
+        "series": series.result(),
         "distribution": distribution,
         "interim": _interim(run),
         "ramp": None if ramp is None else asdict(ramp),
