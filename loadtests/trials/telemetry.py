@@ -77,8 +77,8 @@ class Collector:
         follower = _Follower(arm=arm, replica=replica, channel=open_channel(target, security), state=state)
         self._followers[replica] = follower
         thread = threading.Thread(target=self._follow, args=(follower,), name=f"watch-{replica}", daemon=True)
+        thread.start()  # may fail where memory is short
         self._threads.append(thread)
-        thread.start()
 
     def take_logged(self, event: dict[str, Any]) -> None:
         """Record the event, a row of `compile_events` from a server's log."""

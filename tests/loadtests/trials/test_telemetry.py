@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import threading
 from collections.abc import Iterator
 from concurrent import futures
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import pytest
@@ -183,6 +185,16 @@ def test_a_replica_unlike_the_control_is_named(other: dict[str, Any], words: tup
     check_alike({"eager-0": snapshot(), "new-0": snapshot(device="cuda:1")}, "eager-0")
     said = refusal(ConfigError, check_alike, {"new-0": snapshot(**other), "eager-0": snapshot()}, "eager-0")
     assert all(word in said for word in ("new-0", *words))
+
+
+def test_telemetry_ends_also_after_a_thread_that_could_not_start(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            collector.follow("naive", "naive-0", "127.0.0.1:1")
+    collector.stop()
 
 
 def test_an_error_of_our_own_in_telemetry_is_shown(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
