@@ -271,10 +271,9 @@ def compare_runs(
     """
     pair = read_pair(baseline, candidate, arm=arm, gates=gates)
     of_machines = _speed(pair.run, same_machine=pair.same_machine, trusted=trust_machines)
-    differs = "No recorded setting, version or machine differs."
-    if pair.differs:
-        differs = f"The candidate differs in {'; '.join(pair.differs)}."
-    elif not of_machines.ok and of_machines.rule is speed:
+    changed = f"The candidate differs in {'; '.join(pair.differs)}."
+    differs = changed if pair.differs else "No recorded setting, version or machine differs."
+    if not pair.differs and not of_machines.ok and of_machines.rule is speed:
         differs = f"Only the measured speed of the machine differs. {differs}"
     given = (of_machines, WHAT_DIFFERS.found([], reason=differs, arm=CANDIDATE))
     summary = summary_of(pair.run, judge(pair.run, given))

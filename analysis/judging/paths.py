@@ -85,7 +85,9 @@ def with_evidence(
         if early.may_pass[-1:].all():
             low, high = segments.limits(alpha=item.alpha)
             limits = max(limits[0], low), min(limits[1], high)
-    if exchange == "arms" and decided is not None and decided[0] == "PASS" and not _passes_by_all(item):
+    # Evidence from before the first jams passes an arm that is slow in jams alone: at the margin, 11 % of such runs.
+    denied = item.p_noninferior is not None and item.p_noninferior > AGREEING * item.alpha  # by all data at once
+    if exchange == "arms" and decided is not None and decided[0] == "PASS" and denied:
         decided, limits = None, (limits[0], max(limits[1], item.high or math.inf))
     path = _path(
         evidence,
@@ -113,12 +115,6 @@ def with_evidence(
         verdict=path.outcome or "INCONCLUSIVE",
     )
     return replace(seen, reason=_reason(seen, path)), path
-
-
-def _passes_by_all(item: Comparison) -> bool:
-    """Return whether one analysis of all data passes at `AGREEING` times alpha; true where it cannot test. Evidence
-    from before the first jams passes an arm that is slow in jams alone: at the margin, 11 % of such runs."""
-    return item.p_noninferior is None or item.p_noninferior <= AGREEING * item.alpha
 
 
 def _limits(limits: tuple[float, float], path: Path) -> tuple[float, float]:

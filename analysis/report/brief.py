@@ -16,7 +16,6 @@ from tailgate.analysis.report.values import (
     percent,
     quantity,
     rate,
-    ratio,
     seconds,
     span,
     text,
@@ -37,7 +36,7 @@ class ArmBrief:
     index: int
     name: str
     verdict: str  # empty of the control, and of a search without gates
-    figures: Mapping[str, Sequence[str]]  # at a glance, by name: a value, and notes such as its interval
+    figures: Mapping[str, tuple[str, str]]  # at a glance, by name: a value, and its interval or nothing
     gates: tuple[Gate, ...]
 
     def of(self, verdict: str) -> tuple[Gate, ...]:
@@ -67,9 +66,8 @@ class Brief:
     def definition(self) -> str:
         """What the figures at a glance are of."""
         return (
-            "Latency is that of steady traffic: without the cold start and requests that compiles delayed. Gates judge "
-            f"the ratio (×) of a typical {self.typical}, which may differ from that over the whole run. Other figures "
-            "cover all traffic."
+            f"Ratios (×) are of a typical {self.typical}; latencies in ms or s are of the whole run. Both leave out "
+            "the cold start and requests that compiles delayed. Other figures cover all traffic."
         )
 
     @property
@@ -153,7 +151,7 @@ def _arm(summary: Summary, arm: Arm, index: int) -> ArmBrief:
     gates.sort(key=lambda gate: ORDER.index(gate.verdict))
     figures = [
         *_held(summary.frontier, arm.name),
-        *(_of_control(arm, summary) if arm.control else _of_gates(gates, summary)),
+        *(_of_control(arm, summary) if arm.control else _of_gates(gates)),
     ]
     judged = not arm.control and not _title(summary)
     return ArmBrief(
@@ -161,7 +159,7 @@ def _arm(summary: Summary, arm: Arm, index: int) -> ArmBrief:
         index=index,
         name=arm.name,
         verdict=(gates[0].verdict if gates else "INCONCLUSIVE") if judged else "",
-        figures={name: (value, *notes) for name, value, *notes in figures if value != DASH},
+        figures={name: (value, note) for name, value, note in figures if value != DASH},
         gates=tuple(gates),
     )
 
@@ -193,39 +191,36 @@ def first_sentence(words: str) -> str:
     return words[: end.end()] if end else words
 
 
-def _of_gates(gates: Sequence[Gate], summary: Summary) -> Iterable[Sequence[str]]:
-    """Yield an arm's figures at a glance: its ratios, each with that of the whole run, and its counts of compiles."""
-    whole = {(row.arm, quantile_label(row.metric, row.quantile)): ratio(row.whole) for row in summary.comparisons}
+def _of_gates(gates: Sequence[Gate]) -> Iterable[tuple[str, str, str]]:
+    """Yield an arm's figures at a glance: its ratios and its counts of compiles."""
     for kind in ("noninferiority", "goodput"):
         for gate in (gate for gate in gates if gate.kind == kind):
-            name, value, bounds = gate.title.removeprefix("non-inferiority "), value_of(gate), bounds_of(gate)
-            of_run = whole.get((gate.arm, name), DASH)
-            notes = (bounds, DASH if of_run == DASH else "whole run" if of_run == value else f"whole run {of_run}")
-            yield name, value, *(note for note in notes if note != DASH)
+            name, bounds = gate.title.removeprefix("non-inferiority "), bounds_of(gate)
+            yield name, value_of(gate), "" if bounds == DASH else bounds
     by_name = {gate.gate: value_of(gate) for gate in gates}
     for name in _COUNTED:
         if name in by_name:
-            yield name, by_name[name]
+            yield name, by_name[name], ""
 
 
-def _of_control(arm: Arm, summary: Summary) -> Iterable[Sequence[str]]:
+def _of_control(arm: Arm, summary: Summary) -> Iterable[tuple[str, str, str]]:
     """Yield the control's values to which the ratios and counts of the other arms compare."""
     for metric, quantile in dict.fromkeys((row.metric, row.quantile) for row in summary.comparisons if row.gate):
         key = f"p{100.0 * quantile:.10g}_ms".replace(".", "_")
         value = getattr(arm.steady.get(metric), key, None)
-        yield quantile_label(metric, quantile), milliseconds(value), "whole run"
-    yield "recompiles", count(arm.compile.recompiles)
-    yield "longest stall", seconds(arm.compile.longest_stall_s)
-    yield "requests hit", percent(arm.compile.requests_hit_pct)
+        yield quantile_label(metric, quantile), milliseconds(value), ""
+    yield "recompiles", count(arm.compile.recompiles), ""
+    yield "longest stall", seconds(arm.compile.longest_stall_s), ""
+    yield "requests hit", percent(arm.compile.requests_hit_pct), ""
 
 
-def _held(frontier: Frontier | None, arm: str) -> Iterable[Sequence[str]]:
+def _held(frontier: Frontier | None, arm: str) -> Iterable[tuple[str, str, str]]:
     """Yield the load that an arm holds in a search. Its latencies are those of overload, and describe no arm."""
     for row in frontier.arms if frontier else ():
         if row.arm == arm:
-            yield "surely holds", rate(row.low_rps)
-            yield "as seen", rate(row.seen_rps)
-            yield "start", seconds(row.start_s)
+            yield "surely holds", rate(row.low_rps), ""
+            yield "as seen", rate(row.seen_rps), ""
+            yield "start", seconds(row.start_s), ""
 
 
 # --- What to do -------------------------------------------------------------------------------------------------------

@@ -113,8 +113,8 @@ def _arms(brief: Brief) -> Table:
     for name in brief.figure_names:
         table.add_column(name, justify="right")
     for arm in brief.arms:
-        figures = [arm.figures.get(name, (DASH,)) for name in brief.figure_names]
-        cells = (Text.assemble(value, "\n", ("\n".join(notes), "dim")) for value, *notes in figures)
+        figures = [arm.figures.get(name, (DASH, "")) for name in brief.figure_names]
+        cells = (Text.assemble(value, "\n", (note, "dim")) for value, note in figures)
         table.add_row(Text.assemble(arm.name, "\n", _CHIPS[arm.verdict]), *cells)
     if not brief.arms:
         table.add_row(Text("no arm sent a record", "dim"))

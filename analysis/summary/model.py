@@ -217,7 +217,6 @@ class Comparison(Row):
     ratio: Number
     low: Number = None
     high: Number = None
-    whole: Annotated[Number, Field(description="the ratio of the quantiles over the whole run")] = None
     gate: Annotated[bool, Field(description="whether a gate rests on it")]
     verdict: Verdict | None = None
     reason: str

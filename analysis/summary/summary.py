@@ -190,7 +190,7 @@ def _traffic(run: Run) -> dict[str, Any]:
 
 def _comparison_row(item: Comparison, gate: Gate | None) -> dict[str, Any]:
     """Return the comparison with the verdict of the gate that rests on it, if there is one."""
-    names = ("arm", "metric", "quantile", "ratio", "low", "high", "whole")
+    names = ("arm", "metric", "quantile", "ratio", "low", "high")
     return {
         **{name: getattr(item, name) for name in names},
         "gate": gate is not None,

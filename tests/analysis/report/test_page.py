@@ -64,12 +64,10 @@ def test_a_card_shows_the_ratio_and_interval_of_its_gate(rollout: Summary, read_
     text = read_page(first_screen(html_report(rollout))).text
     card, _, gates = text.partition("Gates")
     gate = next(row for row in rollout["gates"] if row["gate"] == "noninferiority p99_ttft")
-    whole = next(row for row in rollout["comparisons"] if row["gate"] and row["metric"] == "ttft")["whole"]
     shown = f"×{gate['value']:.3f} [{gate['low']:.3f}, {gate['high']:.3f}]"
-    assert f"{shown}, whole run ×{whole:.3f}" in card
+    assert shown in card
     assert shown in gates
-    base, own = (arm["steady"]["ttft"]["p99_ms"] for arm in rollout["arms"])
-    assert own / base == pytest.approx(whole, rel=1e-4), "of the table of quantiles"
+    assert "Ratios (×) are of a typical block" in card, "where the table of quantiles is of the whole run"
 
 
 def test_checks_that_limit_the_run_say_what_they_leave_open(demo: Summary, read_page: Reader) -> None:
