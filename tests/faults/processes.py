@@ -175,7 +175,9 @@ class Lying(Fault):
     """An arm lies from its start on. A control that cheats is faster than any candidate, which may then well fail."""
 
     def __init__(self, lie: Lie, arm: str, truth: str) -> None:
-        super().__init__(name=f"{lie}, says {arm}", hurts=ARMS, forbids_pass=lie not in _MAY_PASS)
+        # A control whose trailers are late is slow, as its clients see: a good candidate passes next to it.
+        forbids_pass = lie not in _MAY_PASS and (lie, arm) != ("late trailers", CONTROL)
+        super().__init__(name=f"{lie}, says {arm}", hurts=ARMS, forbids_pass=forbids_pass)
         names = {CONTROL: "eager", CANDIDATE: "compiled-naive" if truth == "naive" else "compiled-padded"}
         self._flags = ["--lie", f"{names[arm]}-0={lie}"]
 
