@@ -93,12 +93,29 @@ def check_model(name: str, *, key: str = "model.id") -> None:
         ):
             if not any(file for pattern in names for file in path.glob(pattern)):
                 raise ConfigError(f'{key} "{name}" has no {what} ({" or ".join(names)}): give the folder of a model')
+        for file in path.glob("*.safetensors"):
+            if wrong := _damage(file):
+                raise ConfigError(f'{key} "{name}": {file.name} {wrong}: copy or download it again')
     elif name in RANDOM_PRESETS or name in RANDOM_ENCODERS:
         raise ConfigError(f'{key} "{name}" is no model: did you mean random:{name}, its shapes with random weights?')
     elif not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", name, re.ASCII):
         raise ConfigError(f'{key} "{name}" is neither a folder here nor a Hugging Face id: {remedy}')
     else:
         check_hub(name, "config.json", what=f'{key} "{name}" cannot be loaded')
+
+
+def _damage(file: Path) -> str:
+    """Return what is wrong with the safetensors file: the length of its header, a JSON header, then the tensors."""
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            begin = 8 + int.from_bytes(stream.read(8), "little")
+            header = json.loads(stream.read(begin - 8 if begin <= size else 0))
+        ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
+        whole = begin + max(ends, default=0)
+    except (OSError, ValueError, TypeError, LookupError, AttributeError):
+        return "is cut off in its header, or no safetensors file"
+    return f"is cut off: it has {size:,} of {whole:,} bytes" if size < whole else ""
 
 
 def positions_of(config: Mapping[str, Any]) -> int | None:

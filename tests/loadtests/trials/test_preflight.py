@@ -39,8 +39,8 @@ def test_a_model_that_is_not_there_is_refused(model: str, tmp_path: Path) -> Non
 
 def test_a_hub_id_and_a_folder_of_a_whole_model_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text("{}")
-    for name in ("model.safetensors", "tokenizer.json"):
-        (tmp_path / name).touch()
+    (tmp_path / "model.safetensors").write_bytes(weights())
+    (tmp_path / "tokenizer.json").touch()
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub_at(server))
         answer = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
@@ -65,6 +65,26 @@ def test_a_folder_that_lacks_part_of_its_model_or_positions_is_refused(
     for name in files:
         (tmp_path / name).touch()
     assert words in refusal(ConfigError, check_arm, arm(str(tmp_path)))
+
+
+def weights() -> bytes:
+    header = b'{"__metadata__": {"format": "pt"}, "w": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}}'
+    return len(header).to_bytes(8, "little") + header + bytes(4)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (weights()[:-1], f"cut off: it has {len(weights()) - 1} of {len(weights())} bytes"),
+        *((content, "cut off in its header") for content in (b"", weights()[:40], b"version https://git-lfs", b"\2")),
+    ],
+)
+def test_weights_that_are_cut_off_are_refused(content: bytes, words: str, tmp_path: Path) -> None:
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).write_text("{}")
+    (tmp_path / "model-1.safetensors").write_bytes(weights())
+    (tmp_path / "model-2.safetensors").write_bytes(content)
+    assert f"model-2.safetensors is {words}" in refusal(ConfigError, check_arm, arm(str(tmp_path)))
 
 
 def hub_at(server: socket.socket) -> str:
