@@ -249,7 +249,8 @@ def text_of(inspection: Inspection) -> str:
     took_s = sum(graph.end_ns - graph.start_ns for graph in inspection.graphs) / 1e9
     lines += [f"graphs: {len(inspection.graphs)}, made in {_seconds(took_s)}"]
     lines += [f"graph breaks:{'' if breaks else ' none'}", *(f"  {count} × {text}" for text, count in breaks.items())]
-    lines += [f"CUDA graphs not made: {inspection.cudagraph_skips} (TORCH_LOGS=cudagraphs says why)"]
+    if inspection.device != "cpu":
+        lines += [f"CUDA graphs not made: {inspection.cudagraph_skips} (TORCH_LOGS=cudagraphs says why)"]
     lines += [f"not seen: {text}" for text in inspection.blind_spots]
     return "\n".join([*lines, _verdict(inspection)])
 
