@@ -104,9 +104,8 @@ def decidable(experiment: Experiment, schedule: Schedule) -> Iterator[Gates]:
         blocks = f", {counted(need.blocks, 'block')} of {pace['block_s']:g} s" if need.blocks else ""
         why = f"takes {duration_text(length_s)} of traffic{each}: {need.requests:,} requests to every arm{blocks}"
         yield Gates(need.gates, length_s <= traffic.duration_s, why)
-    # A candidate first: its compiles are what the gates ask for.
-    external = sorted(experiment.external_arms, key=lambda arm: arm.control)
-    unseen = [arm.name for arm in external if not (arm.telemetry.log or arm.telemetry.log_command)]
+    candidates = [arm for arm in experiment.external_arms if not arm.control]  # the gates are on their compiles
+    unseen = [arm.name for arm in candidates if not (arm.telemetry.log or arm.telemetry.log_command)]
     seen = f"by stalls that clients see; arms.{unseen[0]}.telemetry.log would name compiles" if unseen else "counted"
     yield Gates("compiles and stalls", True, seen)
 
