@@ -153,7 +153,7 @@ def usage_error(error: typer.TyperException, command: str = "") -> str:
     message = message.rstrip(".").replace("Value error, ", "")
     if context and (found := re.match(r"Missing argument|Got unexpected extra argument\(s\) \((.*)\)$", message)):
         return _wrong_arguments(context, where, found[1] or "")
-    if invalid := re.match(r"Invalid value for '([A-Z_a-z-]+)': ", message):  # names the limit and the remedy
+    if invalid := re.match(r"Invalid value for '([\w-]+)': ", message):  # names the limit and the remedy
         return f"{invalid[1]} {message.removeprefix(invalid[0])}"
     option = re.match(r"No such option: --([a-z0-9_-]+)", message)
     if option and context and any(parameter.name == "settings" for parameter in context.command.params):

@@ -58,8 +58,11 @@ def run_directory(text: str) -> Path:
         what = "is a file" if path.exists() else "does not exist"
         newest = _newest(path.parent, path.name)
         raise ConfigError(f'run directory "{text}" {what}: {newest}give a directory that `tailgate run` wrote')
-    if not any((path / name).exists() for name in ("experiment.toml", "runs.json")) and (newest := _newest(path)):
-        raise ConfigError(f'run directory "{text}" holds several runs: {newest}give one of them')
+    if not any((path / name).exists() for name in ("experiment.toml", "runs.json")):
+        if newest := _newest(path):
+            raise ConfigError(f'run directory "{text}" holds several runs: {newest}give one of them')
+        if not any(file.name.startswith(("requests", "trial", "report")) for file in path.iterdir()):
+            raise ConfigError(f'run directory "{text}" holds no run: give a directory that `tailgate run` wrote')
     return path
 
 

@@ -34,9 +34,10 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
     try:
         return documents.parse_toml(text)
     except ValueError as error:
-        place = re.search(r"at line (\d+)", str(error))
+        wrong = str(error).replace("not valid TOML: Cannot overwrite a value", "a key is set twice")
+        place = re.search(r"at line (\d+)", wrong)
         line = ": " + text.split("\n")[int(place[1]) - 1].strip() if place else ""
-        raise ConfigError(f"{where}: {error}: correct it there{line}") from None
+        raise ConfigError(f"{where}: {wrong}: correct it there{line}") from None
 
 
 def table_of(table: Mapping[str, Any], key: str) -> dict[str, Any]:

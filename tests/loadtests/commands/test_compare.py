@@ -192,7 +192,8 @@ def test_bad_runs_are_refused_in_a_line(runs, tmp_path, capsys):
         capsys, "analyze", runs[0], "--allow-different", "gates"
     )
     (tmp_path / "empty").mkdir()
-    assert "empty holds no requests*.arrow" in refused(capsys, "analyze", runs[0], tmp_path / "empty")
+    assert 'empty" holds no run: give' in refused(capsys, "analyze", runs[0], tmp_path / "empty")
+    (tmp_path / "empty" / "requests.csv").touch()
     alone = refused(capsys, "analyze", tmp_path / "empty", "--out", tmp_path / "x")
     assert "empty holds no requests*.arrow, .parquet or .jsonl: give a run that sent requests" in alone
     assert not (tmp_path / "x").exists()

@@ -89,6 +89,8 @@ def test_help_of_every_command_has_examples(command: str, capsys: pytest.Capture
         (["run", "demo", "--set", "traffic.rate=fast"], 'traffic.rate is "fast": give a number'),
         (["check", "demo", "--trace", "none.csv"], 'none.csv" cannot be read (No such file or directory)'),
         (["analyze", "none"], 'run directory "none" does not exist'),
+        (["analyze", "."], 'run directory "." holds no run: give'),
+        (["init", "new.toml", "--p99-ms", "0"], '--p99-ms is "0": give a number from'),
         (["serve"], "Missing option '--preset'"),
         (
             ["serve", "--preset", "eager", "--port", "70000"],
@@ -155,6 +157,7 @@ def test_help_of_every_command_has_examples(command: str, capsys: pytest.Capture
             ["run", "demo", "--set", "model.id=./llama"],
             "llama\" does not exist: give a model's folder",
         ),
+        (["check", "twice.toml"], "twice.toml: a key is set twice (at line 2, column 9): correct it there: seed = 2"),
         (["check", "broken.toml"], "declaration (at line 2, column 9): correct it there: [traffic"),
         (["check", "demo", "--set"], "Option '--set' requires an argument: see `tailgate check --help`"),
         (["check", "demo", "--set", "traffic.duration_s=10m"], 'traffic.duration_s is "10m": give 600, in seconds'),
@@ -178,6 +181,7 @@ def test_bad_usage_is_one_line_with_exit_code_2(
         "runs/1-demo/experiment": "",
         "key": 'name = "a"\n[trafic]\nrate = 1\n',
         "broken": 'name = "a"\n[traffic\n',
+        "twice": "seed = 1\nseed = 2\n",
     }
     (tmp_path / "runs" / "1-demo").mkdir(parents=True)
     for name, text in files.items():

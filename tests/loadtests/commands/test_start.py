@@ -84,7 +84,7 @@ def test_init_reads_the_limits_of_a_model_in_a_folder(
 ) -> None:
     Path("model").mkdir()
     Path("model/config.json").write_text(json.dumps(config))
-    Path("model/model.safetensors").touch()
+    Path("model/model.safetensors").write_bytes(bytes([2, *bytes(7), *b"{}"]))
     flags = ("init", "of/canary.toml", "--model", "./model", "--rate", "4")
     assert "has no tokenizer" in refused(capsys, *flags)
     Path("model/tokenizer.json").touch()
@@ -316,7 +316,7 @@ def test_every_built_in_experiment_is_listed_with_a_line_of_its_own(capsys: pyte
 def test_open_takes_the_newest_report(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert "`tailgate run demo` writes one" in refused(capsys, "open")
     for name in ("b", "a"):
-        Path("runs", name).mkdir(parents=True)
+        Path("runs", name, "trial-1").mkdir(parents=True)
     assert "`tailgate analyze runs/a` writes it" in refused(capsys, "open", "runs/a")
     for name in ("b", "a"):
         Path("runs", name, "report.html").touch()
