@@ -201,7 +201,7 @@ class CompilingServer:
                     self.log(f"Compiling a graph for compile range (1, 8192) takes {self._seconds:.2f} s")
             time.sleep(_STEP_S)
             yield said(f"{prompt[step % len(prompt)]} ", finish="length" if step == count - 1 else None)
-        yield usage(count)
+        yield usage(count, prompt=len(prompt.split()))
 
     def script(self, request: Request) -> None:
         if not request.line.startswith("POST"):
@@ -209,9 +209,11 @@ class CompilingServer:
             return
         request.send(STREAM_HEAD)
         asked = request.json
-        for piece in self.tokens(str(asked.get("prompt") or asked["messages"]), asked["max_tokens"]):
+        prompt = asked.get("prompt") or asked["messages"][0]["content"]  # its tokens are its words
+        for piece in self.tokens(prompt, asked["max_tokens"]):
             request.send(chunked(piece))
         request.send(chunked(DONE) + END)
+        self.log(f'"{request.line}" 200 OK')
 
 
 if __name__ == "__main__":
