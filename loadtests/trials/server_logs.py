@@ -45,7 +45,11 @@ class _Log:
         return "" if code is None else f"its command ended with {describe_exit(code)} before the trial did"
 
     def facts(self) -> dict[str, Any]:
-        silent = "" if self.compiles.lines else "nothing was written to it during the trial, so see that the server still does"
+        silent = (
+            ""
+            if self.compiles.lines
+            else "nothing was written to it during the trial, so see that the server still does"
+        )
         spots = [*self.compiles.blind_spots, *filter(None, (silent, self.ended))]
         return {"replica": self.replica, "lines": self.compiles.lines, "events": self.events, "blind_spots": spots}
 

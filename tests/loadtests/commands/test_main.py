@@ -190,6 +190,13 @@ def test_bad_usage_is_one_line_with_exit_code_2(
     assert len(list(tmp_path.iterdir())) == len(files)
 
 
+def test_check_asks_for_the_log_of_a_candidate_only(capsys: pytest.CaptureFixture[str]) -> None:
+    log = ("--set", f"arms.compiled.telemetry.log={__file__}")
+    for more, seen in (((), "by stalls that clients see; arms.compiled.telemetry.log would"), (log, "counted")):
+        _, document, _ = run_command(capsys, "check", "vllm", "--json", *more)
+        assert document["gates"][-1]["why"].startswith(seen)
+
+
 def test_a_port_in_use_is_refused_before_anything_starts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
