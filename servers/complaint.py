@@ -18,8 +18,8 @@ from pathlib import Path
 # A line keeps its beginning (what, and the start of a value) and its end (the limit and the remedy).
 LONGEST = 1000
 _TAIL = 300
-# What Python says if memory or a limit allows no further thread.
-_NO_THREAD = "can't start new thread"
+# What is said if memory or a limit allows no further thread, and none for a library.
+_NO_MEMORY = ("can't start new thread", "failed to map segment from shared object")
 
 
 def shortened(text: str) -> str:
@@ -104,7 +104,7 @@ def fault(error: BaseException, folder: Path | None = None) -> str:
     """Describe an unexpected exception, and write its traceback to a file that the text names: in `folder`, or among
     the temporary files if that fails."""
     what = named(error)
-    if isinstance(error, MemoryError) or str(error) == _NO_THREAD:
+    if isinstance(error, MemoryError) or any(words in str(error) for words in _NO_MEMORY):
         return f"out of memory ({what}): free some, or ask for less; {_kept(error, folder)}"
     if isinstance(error, OSError):
         return f"a file or a stream cannot be used, {what}: free the disk or give another; {_kept(error, folder)}"

@@ -180,7 +180,8 @@ def test_a_fault_names_the_file_of_its_traceback_or_its_place(tmp_path: Path, mo
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
     assert "raised at" in fault(raised(), tmp_path / "gone")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    for error in (MemoryError(), RuntimeError("can't start new thread")):
+    library = ImportError("x.so: failed to map segment from shared object")
+    for error in (MemoryError(), RuntimeError("can't start new thread"), library):
         message = fault(error, tmp_path / "gone")
         assert message.startswith("out of memory")
         assert str(os.getpid()) in message
