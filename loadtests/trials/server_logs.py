@@ -46,9 +46,7 @@ class _Log:
 
     def facts(self) -> dict[str, Any]:
         silent = (
-            ""
-            if self.compiles.lines
-            else "nothing was written to it during the trial, so see that the server still does"
+            "" if self.compiles.lines else "no line of it came during the trial, so see that the server still writes it"
         )
         spots = [*self.compiles.blind_spots, *filter(None, (silent, self.ended))]
         return {"replica": self.replica, "lines": self.compiles.lines, "events": self.events, "blind_spots": spots}
