@@ -39,7 +39,7 @@ def damaged(seen: Evidence) -> Iterator[Check]:
 
 
 def _unrecorded(run: Run) -> Iterator[str]:
-    """Yield what a whole trial does not say of itself, and each column that judging needs and no request of an arm has.
+    """Yield what trial.json of a whole trial lacks, and each column that judging needs and no request of an arm has.
 
     `request_id` finds duplicate rows, `sent_ns` late requests, `output_tokens` empty answers. Bare tables and imports
     need not have them.
@@ -48,8 +48,8 @@ def _unrecorded(run: Run) -> Iterator[str]:
     if run.pace or not is_recorded_whole(run):
         return
     for trial in (trial for trial in run.trials if trial.first_ns and trial.info.get("complete")):
-        stated = {"arms": rows_of(trial.info.get("arms")), "start_ns": number(trial.info.get("start_ns"))}
-        yield from (f"trial {trial.number} has no {key} in trial.json" for key, value in stated.items() if not value)
+        facts = {"arms": rows_of(trial.info.get("arms")), "start_ns": number(trial.info.get("start_ns"))}
+        yield from (f"trial {trial.number} has no {key} in trial.json" for key, value in facts.items() if not value)
     for arm in run.arms:
         own = run.of_arm(arm)
         needed = {"request_id": (own, requests.named), "sent_ns": (own, requests.sent_ns.known)}
