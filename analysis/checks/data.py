@@ -64,8 +64,7 @@ def blocks(seen: Evidence) -> Iterator[Check]:
     fixed_by_length=True,
 )
 def tail_size(seen: Evidence) -> Iterator[Check]:
-    run, quantile = seen.run, seen.run.limits.quantile
-    needed = tail_requests(quantile)
+    run, quantile, needed = seen.run, seen.run.limits.quantile, tail_requests(seen.run.limits.quantile)
     for arm in run.treatments if run.limits.sequential or not seen.search else ():
         requests = min((item.requests for item in _of(seen, arm)), default=0)
         fault = f"p{100.0 * quantile:.10g} needs {counted(needed, 'steady request')}; {arm} has {requests}"
