@@ -9,19 +9,23 @@ import numpy as np
 
 from tailgate.analysis.checks.check import TAIL, TOO_SHORT, Check, Evidence, rule
 from tailgate.analysis.judging.gates import FAIL, PASS
-from tailgate.analysis.judging.gates.latency import noninferiority_name
+from tailgate.analysis.judging.gates.latency import noninferiority_name, shortest_s
 from tailgate.analysis.run.run import Run
 from tailgate.analysis.run.slo import failures, judge_share, units
 from tailgate.analysis.settings.metrics import quantile_label
-from tailgate.analysis.statistics.compare import Comparison
+from tailgate.analysis.statistics.compare import TAIL_REQUESTS, Comparison, tail_requests
 from tailgate.analysis.statistics.machines import disagreement
-from tailgate.analysis.statistics.planning import TAIL_REQUESTS
-from tailgate.analysis.wording import counted
+from tailgate.analysis.wording import counted, duration_text
 
 # Limits are widened for drift. A drift so slow that neighbours are nearly equal cannot be estimated.
 MOST_CORRELATION = 0.7
 # Few machines show little, so that differences count from here on (as is usual of Cochran's Q).
 DISAGREE_ALPHA = 0.1
+
+
+def _least(run: Run) -> str:
+    seconds = shortest_s(run)
+    return f"A PASS needs a run of at least {duration_text(seconds)}." if seconds > run.seconds else ""
 
 
 def _of(seen: Evidence, arm: str) -> list[Comparison]:
@@ -49,23 +53,22 @@ def blocks(seen: Evidence) -> Iterator[Check]:
             f"{count}"
             for count in sorted(short.values())[:1]
         ]
-        yield blocks.found(faults, arm=arm, opens=tuple(short))
+        yield blocks.found(faults, arm=arm, opens=tuple(short), remedy=_least(run))
 
 
 @rule(
     "tail",
     sees=f"Fewer than {TAIL_REQUESTS:g} requests lie beyond the quantile.",
     opens=("noninferiority",),
-    rank=TAIL,
+    rank=TOO_SHORT,
     fixed_by_length=True,
 )
 def tail_size(seen: Evidence) -> Iterator[Check]:
-    run, quantile = seen.run, seen.run.limits.quantile
-    needed = math.ceil(round(TAIL_REQUESTS / (1.0 - quantile), 6))
+    run, quantile, needed = seen.run, seen.run.limits.quantile, tail_requests(seen.run.limits.quantile)
     for arm in run.treatments if run.limits.sequential or not seen.search else ():
         requests = min((item.requests for item in _of(seen, arm)), default=0)
         fault = f"p{100.0 * quantile:.10g} needs {counted(needed, 'steady request')}; {arm} has {requests}"
-        yield tail_size.found([fault] if requests < needed else [], arm=arm)
+        yield tail_size.found([fault] if requests < needed else [], arm=arm, remedy="" if seen.search else _least(run))
 
 
 @rule(

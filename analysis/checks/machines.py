@@ -47,6 +47,7 @@ class Disturbance:
     excess: float  # how many times its limit
     shift: float | None = None  # by how much it changed a machine's speed, in logarithms; None: unknown
     among_trials: bool = False  # as of the check
+    remedy: str = ""  # empty: the rule's
     text: str  # a sentence without its full stop
 
 
@@ -78,7 +79,7 @@ def rows_of_rule(
             arm=arm,
             shift=None if unknown else LEVER * sum(map(max, shifts)),
             among_trials=all(item.among_trials for item in own),
-            remedy=remedy,
+            remedy=" ".join(dict.fromkeys(item.remedy for item in own if item.remedy)) or remedy,
         )
 
 
@@ -136,29 +137,30 @@ def _for_too_long(device: Device, seconds: float, text: str) -> Iterator[Disturb
         )
 
 
+_HOST = {  # what disturbs a host, and what helps
+    "the hypervisor took {} of the processors' time from the host": "Use a host that shares no processor with other "
+    "virtual machines, or raise gates.max_steal_pct.",
+    "other processes took {} of the host's processors": "Stop other work on the host (`tailgate doctor` measures it), "
+    "or raise gates.max_other_cpu_pct.",
+    "tasks waited for memory {} of the time on the host": "Free memory of the host (stop what holds, reads or writes "
+    "much), or use one with more.",
+}
+
+
 @machine_rule(
     "other work",
     sees="The hypervisor took over `gates.max_steal_pct` of a host, other work over `gates.max_other_cpu_pct`, or "
     f"tasks waited for memory for over {percent(_MOST_SHARE)} of the time.",
-    remedy="Stop other work on the host (`tailgate doctor` measures it) and give the run processors and memory of its "
-    "own, use a host that shares no processor with other virtual machines, or raise gates.max_steal_pct or "
-    "gates.max_other_cpu_pct.",
+    remedy=" ".join(_HOST.values()),
     slows=True,
 )
 def host(seen: Evidence) -> Iterator[Disturbance]:
     """If all arms ran at the same time, a share of CPU time can have slowed an arm by at most that share. If arms took
     turns, all of it may have fallen on one of them."""
-    limits = seen.run.limits
+    most = seen.run.limits.max_steal_pct / 100.0, seen.run.limits.max_other_cpu_pct / 100.0, _MOST_SHARE
     for host in seen.machines.hosts:
-        for share, limit, text in (
-            (host.steal, limits.max_steal_pct / 100.0, "the hypervisor took {} of the processors' time from the host"),
-            (
-                host.foreign,
-                limits.max_other_cpu_pct / 100.0,
-                "other processes took {} of the host's processors",
-            ),
-            (host.pressure_memory, _MOST_SHARE, "tasks waited for memory {} of the time on the host"),
-        ):
+        shares = host.steal, host.foreign, host.pressure_memory
+        for share, limit, (text, remedy) in zip(shares, most, _HOST.items(), strict=True):
             if share is not None and share > limit:
                 yield Disturbance(
                     place=text,
@@ -166,7 +168,8 @@ def host(seen: Evidence) -> Iterator[Disturbance]:
                     arms=None,
                     excess=share / limit if limit else math.inf,
                     shift=-math.log1p(-share) if _is_shared(seen) and share < 1.0 else None,
-                    text=f"{text.format(percent(share))} in trial {host.trial}",
+                    text=f"{text.format(percent(share))} in trial {host.trial} (limit {percent(limit)})",
+                    remedy=remedy,
                 )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tailgate.analysis.arrays import Ints
-from tailgate.analysis.checks.check import ESTIMATES, Check, Evidence, rule
+from tailgate.analysis.checks.check import ESTIMATES, STALLS, Check, Evidence, rule
 from tailgate.analysis.checks.complete import into_compile
 from tailgate.analysis.judging.gates.compiles import (
     COMPILE_GATES,
@@ -194,6 +194,7 @@ def blind(seen: Evidence) -> Iterator[Check]:
     remedy="See what the arm and its host did then: logs, the allocator, first loads of kernels. If users may wait "
     "that long, raise the limit.",
     opens=("recompile",),
+    rank=STALLS,
     in_search=False,  # a search drives arms past what they hold, where a server is silent for longer
 )
 def unknown_stalls(seen: Evidence) -> Iterator[Check]:

@@ -71,7 +71,8 @@ def _standing(run: Run, ramp: RampAccount, arms: Sequence[ArmOutlook], checks: S
 
 def outlook_of(arm: str, gates: Sequence[Gate], *, seconds: float, to_the_end: bool = False) -> ArmOutlook:
     """Return the arm's outlook by its gates. `to_the_end`: it has gates that only the end of the run decides."""
-    failed = min((gate for gate in gates if gate.verdict == FAIL), key=lambda gate: KIND_ORDER[gate.kind], default=None)
+    failing = [gate for gate in gates if gate.verdict == FAIL]
+    failed = min(failing, key=lambda gate: KIND_ORDER.index(gate.kind), default=None)
     if failed is not None:
         at_s = None if failed.path is None else failed.path.decided_s
         return ArmOutlook(arm=arm, decision=FAIL, decided_s=seconds if at_s is None else at_s, reason=failed.reason)

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from tailgate.analysis.checks.applied import blocking
-from tailgate.analysis.checks.check import MACHINES, OVERLOADED, Check
+from tailgate.analysis.checks.check import MACHINES, OVERLOADED, TOO_SHORT, Check
 from tailgate.analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
 from tailgate.analysis.settings.metrics import gate_label
 from tailgate.analysis.wording import duration_text, listed
 
 # In the order in which failures are reported: what others may follow from comes first.
-_KINDS = ("parity", "recompile", "error", "noninferiority", "goodput", "slo", "memory", "ramp")
-KIND_ORDER = {kind: place for place, kind in enumerate(_KINDS)}
+KIND_ORDER = ("parity", "recompile", "error", "noninferiority", "goodput", "slo", "memory", "ramp")
 
 
 def combined(verdicts: Sequence[str]) -> str:
@@ -39,7 +38,7 @@ def headline(arms: Mapping[str, str], gates: Sequence[Gate], checks: Sequence[Ch
     undecided: dict[str, list[str]] = {}
     passed = []
     for arm, verdict in arms.items():
-        own = sorted((gate for gate in gates if gate.arm == arm), key=lambda gate: KIND_ORDER[gate.kind])
+        own = sorted((gate for gate in gates if gate.arm == arm), key=lambda gate: KIND_ORDER.index(gate.kind))
         if verdict == FAIL:
             first = next(gate for gate in own if gate.verdict == FAIL)
             reason = first.reason.replace(f" {first.allowance}", "") if first.allowance else first.reason
@@ -66,7 +65,8 @@ def _open_reason(gates: Sequence[Gate], checks: Sequence[Check]) -> str:
     # An overload is reported before all arms.
     others = [check for check in found if check.rule.rank != OVERLOADED]
     if others:
-        return min(others, key=partial(_urgency, checks)).reason
+        worst = min(others, key=partial(_urgency, checks))
+        return f"{worst.reason} {worst.remedy if worst.rule.rank == TOO_SHORT else ''}".rstrip()
     if found:
         return "The load was too high."
     return open_gates[0].reason if open_gates else "No gate was judged."
@@ -142,14 +142,16 @@ _OF_EXTERNAL = {
 def advise(gates: Sequence[Gate], checks: Sequence[Check], *, external: Mapping[str, str] = {}) -> Advice:
     """Say what would decide the open gates of arms that have not failed, and how to fix the failed ones.
 
-    A failed check comes first, and no length with it if a longer run with the same fault stays open. `external` has
-    the requests that compiles delayed, in words, of each external arm.
+    Failed checks come first, and with them only the shortest run that can PASS if a longer one with the same fault
+    stays open. `external` has the requests that compiles delayed, in words, of each external arm.
     """
     failed = sorted({gate.arm for gate in gates if gate.verdict == FAIL})
     undecided = [gate for gate in gates if gate.verdict == INCONCLUSIVE and gate.arm not in failed]
     faults = [check for gate in undecided for check in blocking(gate, checks)]
     faults.sort(key=partial(_urgency, checks))
-    fixes = [check.remedy for check in faults if check.remedy]
+    fixes = list(dict.fromkeys(check.remedy for check in faults if check.remedy and check.rule.rank != TOO_SHORT))
+    if len(fixes) > 2:
+        fixes[2:] = ["report.html names what else the failed checks ask for."]
     # Machines may be quiet next time; another fault stays.
     broken = any(not check.rule.fixed_by_length and check.rule.rank != MACHINES for check in faults)
     found: dict[str, list[Gate]] = {}
@@ -161,6 +163,8 @@ def advise(gates: Sequence[Gate], checks: Sequence[Check], *, external: Mapping[
             found.setdefault(_LONG if gate.needed_s > _LONG_S else _LENGTH, []).append(gate)
     lengths = [text for text in (_LENGTH, _LONG) if text in found]
     sentences = [_filled(text, found[text]) for text in (*lengths, *(text for text in found if text not in lengths))]
+    if not lengths:
+        sentences += [check.remedy for check in faults if check.remedy and check.rule.rank == TOO_SHORT]
     if failed:
         sentences.append(f"A longer run cannot change the FAIL of {', '.join(failed)}.")
     return Advice(
@@ -188,7 +192,7 @@ def _remedies(gates: Sequence[Gate], external: Mapping[str, str]) -> tuple[Remed
     """Return one remedy for all gates of an arm that failed for one cause, in the order of arms and `KIND_ORDER`."""
     arms = list(dict.fromkeys(gate.arm for gate in gates))
     found: dict[tuple[str, str], None] = {}
-    for gate in sorted(gates, key=lambda gate: (arms.index(gate.arm), KIND_ORDER[gate.kind])):
+    for gate in sorted(gates, key=lambda gate: (arms.index(gate.arm), KIND_ORDER.index(gate.kind))):
         if gate.verdict == FAIL:
             text = _REMEDIES.get(gate.gate, _REMEDIES[gate.kind])
             text = _OF_EXTERNAL.get(gate.kind, text) if gate.arm in external else text

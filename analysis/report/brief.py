@@ -143,9 +143,6 @@ def _notes(summary: Summary) -> Iterable[tuple[str, str]]:
             yield "Weights", f"set by hand after {span(row.offset_s)}: {text(row.weights)} ({row.reason})"
 
 
-# --- Arms and gates ---------------------------------------------------------------------------------------------------
-
-
 def _arm(summary: Summary, arm: Arm, index: int) -> ArmBrief:
     gates = [gate for gate in summary.gates if gate.arm == arm.name]
     gates.sort(key=lambda gate: ORDER.index(gate.verdict))
@@ -221,9 +218,6 @@ def _held(frontier: Frontier | None, arm: str) -> Iterable[tuple[str, str, str]]
             yield "surely holds", rate(row.low_rps), ""
             yield "as seen", rate(row.seen_rps), ""
             yield "start", seconds(row.start_s), ""
-
-
-# --- What to do -------------------------------------------------------------------------------------------------------
 
 
 def _remedies(summary: Summary) -> tuple[tuple[str, str], ...]:

@@ -83,9 +83,6 @@ def _gate_groups(arms: Sequence[ArmBrief]) -> tuple[list[Group], list[Group]]:
     return first, [group for group in groups if group not in first]
 
 
-# --- Charts -----------------------------------------------------------------------------------------------------------
-
-
 def chart_data(summary: Summary) -> dict[str, Any]:
     """Return what the scripts need: arms by index, columns of the time series, events, distributions."""
     names = [arm.name for arm in summary.arms]

@@ -72,9 +72,6 @@ def template_text(name: str) -> str:
     return files("tailgate.analysis.report").joinpath("templates", name).read_text(encoding="utf-8")
 
 
-# --- Markup -----------------------------------------------------------------------------------------------------------
-
-
 def prose(value: object) -> str:
     """Show text as written in Markdown: no markup, no HTML, no @mention, on one line."""
     shown = _PUNCTUATION.sub(r"\\\1", " ".join(text(value).split()))

@@ -24,9 +24,6 @@ def text(value: object) -> str:
     return (value.strip() if isinstance(value, str) else "") or DASH
 
 
-# --- Quantities -------------------------------------------------------------------------------------------------------
-
-
 def _of_numbers(show: Callable[[float], str]) -> Callable[[object], str]:
     """Restrict `show` to numbers; anything else is an en dash."""
 

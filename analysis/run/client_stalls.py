@@ -66,7 +66,7 @@ class ArmStalls:
 
     arm: str
     stalls: tuple[Stall, ...]
-    detectable_s: float  # the shortest stall that would have shown on every server; NaN where too little is known
+    detectable_s: float  # the shortest that 9 of 10 requests would have shown on every server; NaN: unknown
 
     def of_cause(self, *causes: str) -> list[Stall]:
         """Return the stalls with one of the causes."""

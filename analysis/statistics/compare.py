@@ -31,8 +31,14 @@ from tailgate.analysis.statistics.windows import (
 from tailgate.analysis.wording import counted
 
 TRIALS_FOR_T_TEST = 6
+TAIL_REQUESTS = 5  # beyond a quantile, to speak of it
 _ALIKE = "no block differs from the others"
 _FEWEST_DISTINCT = 10  # fewer different latencies mean a coarse clock or synthetic data
+
+
+def tail_requests(q: float) -> int:
+    """Return how many requests have `TAIL_REQUESTS` beyond the quantile."""
+    return math.ceil(round(TAIL_REQUESTS / (1.0 - q), 6))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,11 +203,8 @@ def _tested(
     windows = Windows.of(treatment, control, unit, q=item.quantile, bound=bound)
     if windows is None:
         beyond = tail_of_group(treatment, control, unit, item.quantile)
-        name = "trial" if by_trial else "group of blocks"
-        why = (
-            f"error bars need 1 request slower than the p{100.0 * item.quantile:.10g} in each {name}; this run has "
-            f"{beyond:.2g} on average"
-        )
+        least = max(tail_requests(item.quantile), math.ceil(item.requests / beyond))
+        why = f"p{100.0 * item.quantile:.10g} needs about {least} requests of each arm; this run has {item.requests}"
         return replace(item, obstacle=why, needed_blocks=math.ceil(item.blocks / beyond))
     if by_trial:
         ratios = balanced_ratios(windows, windows.group)

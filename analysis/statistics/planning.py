@@ -15,7 +15,7 @@ from scipy.special import ndtri
 
 from tailgate.analysis.settings.gate_limits import GateLimits
 from tailgate.analysis.settings.slo_targets import SloTarget
-from tailgate.analysis.statistics.compare import TRIALS_FOR_T_TEST, Comparison
+from tailgate.analysis.statistics.compare import TRIALS_FOR_T_TEST, Comparison, tail_requests
 from tailgate.analysis.statistics.dependence import group_count
 from tailgate.analysis.statistics.distributions import t_quantile
 from tailgate.analysis.statistics.share_evidence import BLOCKS_FOR_PASS
@@ -23,7 +23,6 @@ from tailgate.analysis.statistics.share_evidence import BLOCKS_FOR_PASS
 POWER = 0.80
 LONGEST_S = 7 * 24 * 3600.0  # no plan is longer
 MOST_STARTS = 1000  # no advice names more trials
-TAIL_REQUESTS = 5  # beyond a quantile, to speak of it
 _ARRIVING = 0.9  # share of the planned requests that surely come: arrivals are random
 # A few slow stretches make a tail's spread, so it is known less well than from as many normal differences. In
 # simulation (`python benchmarks/judging.py planning`) spreads of pilots scatter as with this share of the degrees.
@@ -165,7 +164,7 @@ def needs(limits: GateLimits, targets: Sequence[SloTarget]) -> Iterator[Need]:
     """Yield what each kind of estimates takes. Interim analyses ask for no number of blocks in advance."""
     names = [f"p{100 * quantile:g} {metric.upper()}" for metric in limits.metrics for quantile in limits.quantiles]
     least = 0 if limits.sequential else limits.min_blocks
-    tail = round(TAIL_REQUESTS / (1.0 - limits.quantile))
+    tail = tail_requests(limits.quantile)
     yield Need(gates=f"latency ({', '.join(names)})", requests=tail, blocks=least, cold_s=limits.cold_s)
     for target in targets:
         blocks = max(least, BLOCKS_FOR_PASS) if target.quantile is not None and least else least

@@ -36,7 +36,7 @@ def test_every_key_is_described() -> None:
 
 
 def test_every_kind_of_gate_has_its_question() -> None:
-    assert {item.kind for item in QUESTIONS} == KIND_ORDER.keys()
+    assert {item.kind for item in QUESTIONS} == set(KIND_ORDER)
     golden = json.loads((ROOT / "tests/golden/demo/summary.json").read_text(encoding="utf-8"))
     for gate in golden["gates"]:
         assert any(gate["gate"].startswith(item.gate) for item in QUESTIONS), gate["gate"]

@@ -71,6 +71,7 @@ def share_gate(run: Run, arm: str, own: Units, *, name: str, kind: str, allowed:
     if result.requests:
         seen = result.missed / result.requests
         bars = f"{percent(seen)}, error bars {percent(result.low)} to {percent(result.high)}"
+        bars += f", wider since blocks of {run.block_s:g} s differ" if result.design_effect > 1.0 else ""
         if result.needed_blocks is not None:
             blocks = counted(result.needed_blocks, "block")
             after = f"; a PASS needs {blocks}, and this run has {result.blocks}{after}"

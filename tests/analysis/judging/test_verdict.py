@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -55,11 +56,16 @@ class TestWords:
 
     @pytest.mark.parametrize(
         ("name", "leads"),
-        [("load generator", "The generator was late."), ("other work", "Too short."), ("tail", "Too short.")],
+        [
+            ("load generator", "The generator was late."),
+            ("other work", "The generator was late."),
+            ("cut requests", "Too short. Run longer."),
+            ("stalls of unknown cause", "Too short. Run longer."),
+        ],
     )
-    def test_headline_leads_with_a_fault_of_the_run_then_with_too_little_data(self, name, leads):
+    def test_headline_leads_with_a_fault_of_the_run_or_its_machines_then_with_too_little_data(self, name, leads):
         gates = [gate(verdict="INCONCLUSIVE", blocked_by=("blocks", name))]
-        short = check(name="blocks", reason="Too short.")
+        short = check(name="blocks", reason="Too short.", remedy="Run longer.")
         for checks in ([short, check(name=name)], [check(name=name), short]):
             text = headline({"compiled": "INCONCLUSIVE"}, gates, checks, "eager")
             assert text == f"This run cannot decide whether compiled may replace eager: {leads}"
@@ -90,6 +96,13 @@ class TestWords:
         checks = [check(remedy="Give it a core."), check(name="other work", reason="Busy.", remedy="End it.")]
         assert headline({"compiled": "INCONCLUSIVE"}, gates, checks, "eager").endswith("Busy.")
         assert advise(gates, checks).text == "End it. Give it a core."
+
+    def test_advice_names_two_remedies_and_the_shortest_run_that_can_pass(self):
+        names = ("load generator", "complete", "token stream", "blocks")
+        checks = [check(name=name, remedy=f"Mend {name}.") for name in names]
+        advice = advise([gate(verdict="INCONCLUSIVE", blocked_by=names)], checks)
+        assert advice.needed_s is None
+        assert re.fullmatch(r"Mend load generator. Mend complete. report.html .* Mend blocks.", advice.text)
 
     @pytest.mark.parametrize(
         ("name", "needed_s", "text"),

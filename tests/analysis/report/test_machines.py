@@ -48,7 +48,7 @@ def test_the_machines_are_named_only_where_they_limit_the_run(made: Make, demo: 
     for report in (markdown_report, verdict_table):
         for summary in (made(FakeMachines()), demo):
             assert not re.search("quiet|monitored|NVIDIA", report(summary), re.IGNORECASE)
-        assert "other work" in report(made(DISTURBED))
+        assert "processes of others" in report(made(DISTURBED))
     for summary in (made(FakeMachines()), demo):
         assert not re.search("quiet|monitored", html_report(summary).partition('<details class="section"')[0])
     assert 'id="machines"' not in html_report(demo)
