@@ -136,10 +136,10 @@ def _missing_trials(run: Run, trials: Sequence[Mapping[str, Any]]) -> Iterator[s
     missing = [number for number in range(1, most + 1) if number not in recorded]
     joined = run.records.runs if run.records.joined else ()
     own_names = {at: f"trial {own} of {one.name}" for one in joined for own, at in one.trials.items()}
-    for what, numbers in (("stopped before their end", stopped), ("missing", missing)):
+    for what, numbers in (("stopped before its end", stopped), ("missing", missing)):
         if numbers:
-            named = [f"{at} ({own_names[at]})" if at in own_names else str(at) for at in numbers]
-            yield f"trials {what}: {', '.join(named)}"
+            named = (f"trial {at} ({own_names[at]})" if at in own_names else f"trial {at}" for at in numbers)
+            yield f"{', '.join(named)} {what}"
 
 
 def missing_requests(

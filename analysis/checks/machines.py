@@ -70,8 +70,9 @@ def rows_of_rule(
             continue
         texts = []
         for first, *others in places.values():
-            more = len({item.trial for item in others} - {first.trial})
-            texts.append(first.text + (f", and in {counted(more, 'more trial')}" if more else ""))
+            more = [*{item.trial for item in others} - {first.trial}]
+            also = f"trial {more[0]}" if len(more) == 1 else counted(len(more), "more trial")
+            texts.append(first.text + (f", and in {also}" if more else ""))
         shifts = [[item.shift for item in items if item.shift is not None] for items in places.values()]
         unknown = any(item.shift is None for item in own)
         yield rule.found(
@@ -413,4 +414,4 @@ def _unknown(machines: MachineRecords) -> Iterator[str]:
 
 
 def _trials(numbers: Sequence[int]) -> str:
-    return f"trial {numbers[0]}" if len(numbers) == 1 else f"trials {', '.join(map(str, numbers))}"
+    return ", ".join(f"trial {number}" for number in numbers)

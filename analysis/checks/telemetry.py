@@ -217,10 +217,10 @@ def unknown_stalls(seen: Evidence) -> Iterator[Check]:
             yield unknown_stalls.found([])
             continue
         longest = max(stalls, key=lambda stall: stall.seconds)
-        began_ns = next(trial.first_ns for trial in run.trials if trial.number == longest.trial)
+        at_s = run.offset_s(longest.trial, longest.start_ns)
         fault = (
             f"{arm} stalled {counted(len(stalls), 'time')}, the longest for {digits(longest.seconds)} s "
-            f"{(longest.start_ns - began_ns) / 1e9:.0f} s into trial {longest.trial}, and no compile event explains it"
+            f"{at_s or 0.0:.0f} s into trial {longest.trial}, and no compile event explains it"
         )
         remedy = unknown_stalls.remedy.replace("the limit", listed([*exceeded.values()]))
         yield unknown_stalls.found([fault], arm=arm, gates=tuple(exceeded), remedy=remedy)

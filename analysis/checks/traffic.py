@@ -65,7 +65,7 @@ def schedules(seen: Evidence) -> Iterator[Check]:
         alike: dict[tuple[str, int], list[int]] = {}
         for joined in run.records.runs:
             for own in sorted(set(joined.numbers)):
-                alike.setdefault((joined.seed, own), []).append(joined.trials[own])
+                alike.setdefault((str(joined.experiment.get("seed")), own), []).append(joined.trials[own])
         shared = [" and ".join(map(str, trials)) for trials in alike.values() if len(trials) > 1]
         yield schedules.found(shared, opens=() if run.copied else ESTIMATES)
 

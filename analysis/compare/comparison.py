@@ -5,7 +5,9 @@ Each trial has one of the two arms, so they are judged as arms of separate runs 
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
@@ -22,7 +24,7 @@ from tailgate.analysis.imports.vllm import DESIGN, write_run
 from tailgate.analysis.judging.gates import FAIL, PASS
 from tailgate.analysis.judging.judgement import judge
 from tailgate.analysis.records.joining import RecordedRun, flat, is_among, joins_runs, settings_of, shown
-from tailgate.analysis.records.plain_values import mapping, rows_of, table
+from tailgate.analysis.records.plain_values import mapping, rows_of, table, text_of
 from tailgate.analysis.records.request_columns import RequestColumns, is_named
 from tailgate.analysis.records.run_records import RunRecords, read_together, table_files
 from tailgate.analysis.records.tables import RecordError
@@ -31,14 +33,13 @@ from tailgate.analysis.run.client_stalls import with_lengths
 from tailgate.analysis.run.machine_records import HOST_FIGURES, WORK, speeds_of
 from tailgate.analysis.run.run import Run
 from tailgate.analysis.run.trials import devices_of, takes_part
-from tailgate.analysis.summary.summary import summary_of
+from tailgate.analysis.summary.summary import moment, summary_of
 from tailgate.analysis.wording import sentence
 
 BASELINE, CANDIDATE = "baseline", "candidate"
 _RESULT_ARM = "server"  # the arm of another tool's result file
-_MOST_LISTED = 12
 
-# Settings, or tables of them, that must be alike.
+# Settings, or tables of them, that must be alike; the length only where the load changes with time.
 _ALIKE = ("traffic", "slo", "pressure", "trials.compile_cache", "loop", "arm.model", "arm.kind", "replicas")
 # Those that say nothing of what was measured: how the traffic is sent, of other arms, and of the run.
 _IGNORED = (
@@ -46,6 +47,7 @@ _IGNORED = (
     *("arms", "control", "model", "arm.model.seed", "arm.weight"),
     *("name", "seed", "machines", "trials.count", "block_s"),
 )
+_LENGTH = "traffic.duration_s"
 _FILES = ("traffic.trace", "traffic.tokenizer")  # compared by their names
 _OF_MACHINE = ("machine", "cpu.model", "cpu.usable", "gpus", "platform", "python", "git_commit")
 
@@ -54,9 +56,9 @@ class Pair(NamedTuple):
     """Two runs that may be compared. `differs` is what may be the cause."""
 
     run: Run
-    same_machine: bool  # by its identity; unknown is not the same
     differs: tuple[str, ...]
     arm: str  # the candidate's name in its own run
+    trials: Mapping[int, str]  # what to call each
 
 
 def made_run(path: Path, folder: Path) -> Path:
@@ -81,8 +83,7 @@ def read_pair(baseline: Path, candidate: Path, *, arm: str = "", gates: Mapping[
         raise RecordError(f"{candidate.name} is the baseline and the candidate: give two runs")
     records = read_together((baseline, candidate))
     joined = {run.directory: run for run in records.runs}
-    runs = joined[baseline], joined[candidate]
-    one, two = runs
+    runs = one, two = joined[baseline], joined[candidate]
     if set(one.starts_ns.values()) & set(two.starts_ns.values()):
         raise RecordError(f"{one.name} and {two.name} hold the same trial, of one start: give two runs")
     arms = chosen_arms(arm, one, two)
@@ -92,20 +93,25 @@ def read_pair(baseline: Path, candidate: Path, *, arm: str = "", gates: Mapping[
         for key in dict.fromkeys((*settings[0], *settings[1]))
         if settings[0].get(key) != settings[1].get(key)
     }
-    if wrong := [text for key, text in texts.items() if is_among(key, _ALIKE)]:
-        rest = f" and {len(wrong) - _MOST_LISTED} more" if len(wrong) > _MOST_LISTED else ""
+    changing = settings[0].get("traffic.length_scales") or settings[0].get("traffic.workload") == "trace"
+    free = () if changing or settings[0].get("traffic.arrivals", "poisson") not in ("poisson", "gamma") else (_LENGTH,)
+    if wrong := [text for key, text in texts.items() if is_among(key, _ALIKE) and key not in free]:
         raise RecordError(
-            f"{baseline.name} and {candidate.name} cannot be compared, since they differ in "
-            f"{'; '.join(wrong[:_MOST_LISTED])}{rest}: run both with one experiment"
+            f"{baseline.name} and {candidate.name} cannot be compared, since they differ in {'; '.join(wrong)}: run "
+            "both with one experiment"
         )
     if settings[0].get("traffic.arrivals") == "saturation":
         raise RecordError(f"{candidate.name} searched for the load that its arms hold: give runs of `tailgate run`")
     sides = [_Side(run, own, name) for run, own, name in zip(runs, arms, (BASELINE, CANDIDATE), strict=True)]
     return Pair(
         run=with_lengths(Run.of(_of_two_arms(records, sides, gates))),
-        same_machine=one.machine == two.machine != "",
         differs=tuple(texts.values()),
         arm=arms[1],
+        trials={
+            at: f"the {side.name}'s trial" + f" {own}" * (len(side.run.trials) > 1)
+            for side in sides
+            for own, at in side.run.trials.items()
+        },
     )
 
 
@@ -145,11 +151,9 @@ def _arms(documents: RecordedRun) -> dict[str, bool]:
 
 def _conditions(documents: RecordedRun, arm: str) -> dict[str, Any]:
     """Return the conditions under which the run measured `arm`, by key: its settings as "arm.…", no other arm's."""
-    found: dict[str, Any] = {}
-    for given, value in settings_of(documents).items():
-        key = given.replace(f"arms.{arm}.", "arm.", 1) if given.startswith(f"arms.{arm}.") else given
-        if not is_among(key, _IGNORED):
-            found[key] = PurePath(str(value)).name if key in _FILES else value
+    given = {re.sub(rf"^arms\.{re.escape(arm)}\.", "arm.", key): value for key, value in settings_of(documents).items()}
+    found = {key: value for key, value in given.items() if not is_among(key, _IGNORED)}
+    found |= {key: PurePath(str(found[key])).name for key in _FILES if key in found}
     infos = [mapping(info) for info in documents.infos]
     rows = [row for info in infos for row in rows_of(info.get("arms")) if row.get("name") == arm]
     found["arm.model_name"] = next((mapping(row.get("external")).get("model_name") for row in rows), None)
@@ -186,12 +190,14 @@ def _of_two_arms(records: RunRecords, sides: Sequence[_Side], gates: Mapping[str
     infos = {int(info["trial"]): info for info in records.trials}
     absent = {trial for trial, info in infos.items() if not takes_part(info, side_of[trial].arm)}
     names = {(trial, side.arm): side.name for trial, side in side_of.items() if trial not in absent}
+    requests, unjudged = _of_sides(records.requests, names)
     return replace(
         records,
         experiment=experiment,
         environment={**records.environment, **sides[1].run.environment},
         trials=tuple(_info(info, side_of[trial]) for trial, info in infos.items() if trial not in absent),
-        requests=_of_sides(records.requests, names),
+        requests=requests,
+        unjudged=unjudged,
         events=_renamed(records.events, names),
         steps=_renamed(records.steps, names),
         machines=_renamed(records.machines, names, keep_others=True),
@@ -203,13 +209,13 @@ def _of_two_arms(records: RunRecords, sides: Sequence[_Side], gates: Mapping[str
     )
 
 
-def _of_sides(requests: RequestColumns, names: Mapping[tuple[int, str], str]) -> RequestColumns:
-    """Select the requests of the arms in `names`, by trial and arm."""
+def _of_sides(requests: RequestColumns, names: Mapping[tuple[int, str], str]) -> tuple[RequestColumns, RequestColumns]:
+    """Return the requests of the arms in `names`, by trial and arm, under their new names, and all others."""
     arms = tuple(sorted(set(names.values())))
     arm = np.full(len(requests), -1, dtype=np.int8)
     for (number, name), chosen in names.items():
         arm[(requests.trial == number) & is_named(requests.arm, requests.arms, name)] = arms.index(chosen)
-    return replace(requests, arms=arms, arm=arm).kept(arm >= 0)
+    return replace(requests, arms=arms, arm=arm).kept(arm >= 0), requests.kept(arm < 0)
 
 
 def _renamed(
@@ -251,9 +257,10 @@ _DRIFT = 0.05  # from here on a queue may have grown by more than the machine wa
 
 WHAT_DIFFERS = Rule(
     name="what differs",
-    sees="Nothing: it lists what the two runs of `tailgate compare` differ in.",
+    sees="Two runs of `tailgate compare` differ in length, which opens *memory ratio*. It lists all that differs.",
     find=lambda seen: (),
-    opens=(),
+    remedy="A longer run has a higher peak of memory: compare runs of one traffic.duration_s.",
+    opens=("memory",),
 )
 
 
@@ -270,20 +277,22 @@ def compare_runs(
     `arm` and `gates` are as of `read_pair`; `trust_machines` assumes that both machines are equally fast.
     """
     pair = read_pair(baseline, candidate, arm=arm, gates=gates)
-    of_machines = _speed(pair.run, same_machine=pair.same_machine, trusted=trust_machines)
-    changed = f"The candidate differs in {'; '.join(pair.differs)}."
-    differs = changed if pair.differs else "No recorded setting, version or machine differs."
-    if not pair.differs and not of_machines.ok and of_machines.rule is speed:
-        differs = f"Only the measured speed of the machine differs. {differs}"
-    given = (of_machines, WHAT_DIFFERS.found([], reason=differs, arm=CANDIDATE))
-    summary = summary_of(pair.run, judge(pair.run, given))
+    of_machines = _speed(pair.run, trusted=trust_machines)
+    texts = "; ".join(pair.differs)
+    differs = f"The candidate differs in {texts}." if texts else "No recorded setting or version differs."
+    faults = [text for text in pair.differs if pair.run.limits.max_memory_ratio and text.startswith(_LENGTH)]
+    given = (of_machines, WHAT_DIFFERS.found(faults, reason=differs, arm=CANDIDATE))
+    text = json.dumps(summary_of(pair.run, judge(pair.run, given)))
+    text = re.sub(r"\btrial (\d+)", lambda found: pair.trials.get(int(found[1]), found[0]), text)
+    summary: dict[str, Any] = json.loads(text)
+    summary["created"] = moment(min(trial.first_ns for trial in pair.run.trials_of(CANDIDATE)))
     for row in summary["advice"]["remedies"]:  # commands read the candidate's own experiment
         text = str(row["text"]).replace(f"--arm {CANDIDATE}", f"--arm {pair.arm}")
         row["text"] = text.replace("experiment.toml", str(candidate / "experiment.toml"))
     return summary
 
 
-def _speed(run: Run, *, same_machine: bool, trusted: bool) -> Check:
+def _speed(run: Run, *, trusted: bool) -> Check:
     """Check "machine speed": by the references of both arms' devices, the machines were equally fast.
 
     A ratio of latencies is decided if it would stand even if the machines caused all of their difference.
@@ -293,6 +302,8 @@ def _speed(run: Run, *, same_machine: bool, trusted: bool) -> Check:
     # Above 0 where the candidate's machine is slower.
     differences = {key: one[key] - two[key] for key in one if key in two}
     moved = {figure: value for (figure, _), value in differences.items() if abs(value) > _NOISE}
+    machines = {text_of(trial.info, "machine") for trial in run.trials}
+    same_machine = len(machines) == 1 and machines != {""}
     known = trusted or (same_machine and not external) or (bool(differences) and one.keys() == two.keys())
     row: dict[str, Any] = {"arm": CANDIDATE, "opens": ("noninferiority", "goodput")}
     if not known:
@@ -300,9 +311,8 @@ def _speed(run: Run, *, same_machine: bool, trusted: bool) -> Check:
         remedy = "Take references in both runs (machines.reference_s), or give --trust-machines."
         return replace(speed, rank=TAIL).found([fault], remedy=remedy, **row)  # which is no disturbance
     if not moved:
-        reason = "The machines of both runs were equally fast"
-        by_assumption = "" if differences else ", by assumption (no reference)"
-        return speed.found([], reason=f"{reason}{by_assumption}.", **row)
+        ending = "." if differences else ", by assumption (no reference)."
+        return speed.found([], reason=f"The machines of both runs were equally fast{ending}", **row)
     on_cpu = all(devices_of(trial).get(CANDIDATE, "cpu") == "cpu" for trial in run.trials_of(CANDIDATE))
     device = "processor" if on_cpu else "card"
     words = (
@@ -316,7 +326,7 @@ def _speed(run: Run, *, same_machine: bool, trusted: bool) -> Check:
         [sentence([", ".join(words)])],
         shift=spread if spread <= math.log1p(_DRIFT) else None,
         spares="" if slowed and sped else PASS if slowed else FAIL,
-        remedy="Run the baseline again on the candidate's machine.",
+        remedy=f"Run the baseline again {'right before' if same_machine else 'on the machine of'} the candidate.",
         **row,
     )
 

@@ -79,13 +79,11 @@ def compile_alarms(
 
 def death_alarms(arm: str, deaths: Iterable[Mapping[str, Any]], *, now_ns: int) -> list[Alarm]:
     """Return an alarm for each dead replica of `arm` in `deaths` of trial.json. One without a time died now."""
-    found = []
-    for death in deaths:
-        if death.get("arm") == arm:
-            at_ns = death.get("at_ns")
-            why = f"{text_of(death, 'replica', arm)} died"
-            found.append(Alarm(at_ns=at_ns if isinstance(at_ns, int) else now_ns, why=why))
-    return found
+    own = ((death, death.get("at_ns")) for death in deaths if death.get("arm") == arm)
+    return [
+        Alarm(at_ns=at_ns if isinstance(at_ns, int) else now_ns, why=f"{text_of(death, 'replica', arm)} died")
+        for death, at_ns in own
+    ]
 
 
 def burst_alarms(arm: str, *, failed: int, finished: int, now_ns: int, meanwhile: str) -> list[Alarm]:

@@ -55,7 +55,7 @@ def judge(run: Run, given: Sequence[Check] = (), *, at_end: bool = True) -> Judg
     # A search drives the arms past what they hold, so their latency over the whole run means nothing.
     search = is_search(run)
     compared = Comparisons() if search else comparisons(run, secondary=at_end)
-    stalls = client_stalls(run.requests, run.arms)
+    stalls = client_stalls(run.requests, run.arms, run.unjudged)
     checks, machines = checks_of_run(run, compared, stalls, at_end=at_end)
     checks = [*(check for check in checks if check.check not in {own.check for own in given}), *given]
     facts = {arm: compile_facts(run, arm) for arm in run.arms}

@@ -119,10 +119,8 @@ def with_evidence(
 
 def _limits(limits: tuple[float, float], path: Path) -> tuple[float, float]:
     """Return the limits of the value; after a decision, the decided limit holds."""
-    low, high = limits
-    return max(low, path.limit) if path.outcome == "FAIL" else low, min(
-        high, path.limit
-    ) if path.outcome == "PASS" else high
+    low = max(limits[0], path.limit) if path.outcome == "FAIL" else limits[0]
+    return low, min(limits[1], path.limit) if path.outcome == "PASS" else limits[1]
 
 
 def _path(

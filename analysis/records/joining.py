@@ -137,11 +137,6 @@ class RecordedRun:
         return min(self.starts_ns.values(), default=0), self.name
 
     @property
-    def seed(self) -> str:
-        """The seed of its schedules."""
-        return str(self.experiment.get("seed"))
-
-    @property
     def machine(self) -> str:
         """The identity of the machine that it ran on; empty if it is not recorded."""
         return text_of(self.environment, "machine")
@@ -173,7 +168,8 @@ def renumbered(runs: Sequence[RecordedRun]) -> tuple[RecordedRun, ...]:
     for place, run in enumerate(runs):
         start = run.order[0]
         planned = table(run.experiment, "trials").get("count")
-        planned = min(planned, _MOST_PLANNED) if isinstance(planned, int) else 0
+        was_decided = bool(run.infos and mapping(run.infos[-1]).get("ended"))  # so that it left out the others
+        planned = min(planned, _MOST_PLANNED) if isinstance(planned, int) and not was_decided else 0
         for trial in sorted({*run.numbers, *range(1, planned + 1)}):
             start = run.starts_ns.get(trial, start)  # a trial without a start follows the one before it
             moments.append((start, place, trial))

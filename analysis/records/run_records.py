@@ -49,6 +49,7 @@ class RunRecords:
     weights: tuple[WeightChange, ...] = ()  # empty if they never changed
     runs: tuple[RecordedRun, ...] = ()  # that were read, in order of time; the one alone if none were joined
     differences: tuple[str, ...] = ()  # between joined runs, as they were accepted
+    unjudged: RequestColumns | None = None  # of arms that only show whether their host stalled
 
     @property
     def joined(self) -> bool:

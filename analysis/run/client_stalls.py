@@ -73,14 +73,15 @@ class ArmStalls:
         return [stall for stall in self.stalls if stall.cause in causes]
 
 
-def client_stalls(requests: Requests, arms: Collection[str]) -> dict[str, ArmStalls]:
-    """Find the stalls of each of `arms`."""
+def client_stalls(requests: Requests, arms: Collection[str], unjudged: Requests | None = None) -> dict[str, ArmStalls]:
+    """Find the stalls of each of `arms`. Those of `unjudged` only show whether their host stalled."""
     seen: dict[str, list[ArmStalls]] = {arm: [] for arm in arms}
     with ThreadPoolExecutor(2) as processors:
         for trial in np.unique(requests.trial).tolist():
             pa.default_memory_pool().release_unused()  # also frees NumPy's memory, whose arrays are large here
             servers = servers_of(requests, trial)
             own = [server for server in servers if requests.arms[server.arm] in seen]
+            servers += [] if unjudged is None else servers_of(unjudged, trial)
             for found in processors.map(partial(_of_server, requests, servers), own):
                 seen[found.arm].append(found)
             del own, servers  # before those of the next trial
@@ -139,7 +140,7 @@ def with_lengths(run: Run) -> Run:
     ]
     if not any(unreported):
         return run
-    seen = client_stalls(run.requests, external)
+    seen = client_stalls(run.requests, external, run.unjudged)
     events = tuple(
         _timed(event, seen[event.arm].stalls) if without else event
         for event, without in zip(run.events, unreported, strict=True)

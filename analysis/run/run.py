@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,7 @@ class Run:
     control: str
     arms: tuple[str, ...]  # the control first
     requests: Requests
+    unjudged: Requests | None  # of arms that only show whether their host stalled
     events: tuple[CompileEvent, ...]
     unplaced_events: tuple[Unplaced, ...]  # compile events that belong nowhere, and are not in `events`
     unplaced_requests: tuple[str, ...]  # in words
@@ -67,15 +69,16 @@ class Run:
         timeout_s = number(table(experiment, "traffic").get("timeout_s"))
         numbers = {int(info["trial"]) for info in infos}
         unplaced_requests = misplaced_requests(records.requests, arms=_named_arms(records), trials=numbers)
-        requests = requests_of(
-            records.requests,
+        derived = partial(
+            requests_of,
             deadline_ms=timeout_s * 1e3 if timeout_s else None,
             ends_ns=planned_ends(infos),
             cut_short={int(info["trial"]) for info in infos if not info.get("complete")},
             tokens=task_of(experiment) != EMBED,
         )
+        requests, unjudged = derived(records.requests), derived(records.unjudged) if records.unjudged else None
         # What is judged of the columns is in `requests`: memory need not hold the rest.
-        records = replace(records, requests=ColumnBuilder().columns())
+        records = replace(records, requests=ColumnBuilder().columns(), unjudged=None)
         control, arms = _arms(records, requests)
         placed, unplaced_events = place_events(
             records.events,
@@ -102,6 +105,7 @@ class Run:
             control=control,
             arms=arms,
             requests=requests,
+            unjudged=unjudged,
             events=events,
             unplaced_events=unplaced_events,
             unplaced_requests=unplaced_requests,
@@ -286,10 +290,6 @@ class Run:
             for name in (arm, self.control)
         )
         return "" if own == base else f"{own} (control: {base})"
-
-    def serving_events(self, arm: str) -> list[CompileEvent]:
-        """Return the arm's compile events while it served."""
-        return [event for event in self.events if event.arm == arm and event.serving]
 
     def steps(self, arm: str) -> pa.Table | None:
         """Return the arm's engine steps after the first request of their trial; None if none are recorded."""

@@ -109,7 +109,7 @@ def _external_row(run: Run, arm: str) -> dict[str, Any] | None:
 
 def _compile_row(run: Run, arm: str, facts: CompileFacts) -> dict[str, Any]:
     """Return what compiles did to the arm, without what is unknown."""
-    serving = run.serving_events(arm)
+    serving = [event for event in run.events if event.arm == arm and event.serving]
     row: dict[str, Any] = {}
     if facts.known:
         row |= {

@@ -58,16 +58,9 @@ def analyze(run_dir: Path, *, slo: Sequence[str] = ()) -> dict[str, Any]:
     return summary_of(run, judge(run))
 
 
-def summary_of(run: Run, judgement: Judgement) -> dict[str, Any]:
-    """Return the summary of a judged run, ready for JSON."""
-    return Summary.of(_summary(run, judgement)).document()
-
-
 def _with_targets(records: RunRecords, slo: Sequence[str]) -> RunRecords:
     """Add the targets in `slo` to the experiment's."""
-    if not slo:
-        return records
-    table = {"slo": merged(mapping(records.experiment.get("slo")), slo)}
+    table = {"slo": merged(mapping(records.experiment.get("slo")), slo)} if slo else {}
     return replace(records, experiment=records.experiment | table)
 
 
@@ -76,7 +69,8 @@ def write_summary(summary: Mapping[str, Any], path: Path) -> None:
     write_json(path, summary, indent=1, ensure_ascii=False, allow_nan=False)
 
 
-def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
+def summary_of(run: Run, judgement: Judgement) -> dict[str, Any]:
+    """Return the summary of a judged run, ready for JSON."""
     frontier = frontier_rows(run, judgement)
     gated = frontier is None or frontier["gated"]
     answered = PASS if frontier and any(row["starts"] for row in frontier["arms"]) else INCONCLUSIVE
@@ -85,11 +79,11 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
     with ThreadPoolExecutor(1) as processor:  # what takes a trial at a time, next to what takes all, for memory
         spikes, series = processor.submit(_spikes, run, judgement), processor.submit(_latency_series, run)
         distribution, arms = _distribution(run), [arm_row(run, arm, judgement) for arm in run.arms]
-    return {
+    summary = {
         "name": str(run.records.experiment.get("name") or run_id),
         "task": EMBED if run.embeds else "generate",
         "run_id": run_id,
-        "created": _moment(min((trial.first_ns for trial in run.trials if trial.first_ns > 0), default=0)),
+        "created": moment(min((trial.first_ns for trial in run.trials if trial.first_ns > 0), default=0)),
         "overall": judgement.overall,
         "exit_code": EXIT_CODES[judgement.overall if gated else answered],
         "headline": (frontier and frontier["headline"]) or judgement.headline,
@@ -119,6 +113,7 @@ def _summary(run: Run, judgement: Judgement) -> dict[str, Any]:
         "frontier": frontier,
         "environment": dict(flat({**run.records.environment, "clock": None})),
     }
+    return Summary.of(summary).document()
 
 
 def _spikes(run: Run, judgement: Judgement) -> list[dict[str, Any]]:
@@ -139,7 +134,7 @@ def _interim(run: Run) -> str | None:
     return ended[-1] if run.limits.sequential and ended else "" if run.limits.sequential else None
 
 
-def _moment(at_ns: int) -> str | None:
+def moment(at_ns: int) -> str | None:
     """Format a time in UTC; None for 0."""
     return datetime.datetime.fromtimestamp(at_ns // SECOND, tz=datetime.UTC).isoformat() if at_ns > 0 else None
 
@@ -172,7 +167,7 @@ def _joined(run: Run) -> dict[str, Any] | None:
 def _joined_run(run: RecordedRun) -> dict[str, Any]:
     return {
         "name": run.name,
-        "started": _moment(min(run.starts_ns.values(), default=0)),
+        "started": moment(min(run.starts_ns.values(), default=0)),
         "machine": run.machine or None,
         "trials": [run.trials[number] for number in sorted(set(run.numbers))],
         "missing": [joined for number, joined in run.trials.items() if number not in run.numbers],

@@ -85,7 +85,7 @@ def command(
     except OSError as error:
         return complain(f"{error}: give a folder that can be written as --out", EXIT_USAGE)
     words = [verdict_table(summary, width=stdout.columns())]
-    words += [str(row["reason"]) for row in summary["validity"] if row["check"] == WHAT_DIFFERS.name]
+    words += [str(row["reason"]) for row in summary["validity"] if row["check"] == WHAT_DIFFERS.name and row["ok"]]
     words += [] if folder is None else [f"report: {folder / 'report.html'}"]
     stdout.write("\n".join(words), summary, as_json=as_json)
     return int(summary["exit_code"])

@@ -79,7 +79,7 @@ class CompileFacts:
 
 
 def compile_facts(run: Run, arm: str) -> CompileFacts:
-    serving = run.serving_events(arm)
+    serving = [event for event in run.events if event.arm == arm and event.serving]
     recompiles = [event for event in serving if event.kind in RECOMPILE_KINDS]
     stalling = [event for event in serving if event.stalls]
     own = run.of_arm(arm) & ~run.requests.broken

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 
 from tailgate.analysis.compare.comparison import chosen_arms, compare_runs, made_run, read_pair
+from tailgate.analysis.records.documents import EDITED
 from tailgate.analysis.records.joining import RecordedRun, listed_runs, write_run_list
 from tailgate.analysis.records.tables import RecordError
 from tests.fakes.machines import FakeMachines, referenced, sample
@@ -65,6 +68,7 @@ def test_an_equal_run_of_another_day_passes_and_what_differs_is_listed(baseline:
     assert (summary["overall"], summary["exit_code"]) == ("PASS", 0), summary["headline"]
     assert (summary["control"], summary["name"]) == ("baseline", "compiled of last-week → compiled of this-week")
     assert "versions.torch 2.11 → 2.12" in checks(summary)["what differs"]["reason"]
+    assert summary["created"][:10] == "2023-11-23", "the day of the candidate"
 
 
 def test_a_recompile_and_a_missed_objective_of_the_later_run_fail(baseline: Path, tmp_path: Path) -> None:
@@ -99,7 +103,8 @@ def test_what_a_machine_of_another_speed_explains_is_open(
         summary = compare_runs(baseline, candidate, trust_machines=trusted)
         assert gates(summary)["noninferiority p50_ttft"] == verdict
         assert text in checks(summary)["machine speed"]["reason"]
-        assert checks(summary)["what differs"]["reason"] != "No recorded setting, version or machine differs."
+        remedy = checks(summary)["machine speed"]["remedy"]
+        assert verdict != "INCONCLUSIVE" or "again right before" in remedy, "it is one machine"
 
 
 def test_machines_of_unknown_speed_leave_latency_open_unless_they_are_trusted(tmp_path: Path) -> None:
@@ -131,6 +136,7 @@ def test_records_that_are_lost_leave_gates_open(baseline: Path, tmp_path: Path) 
     summary = compare_runs(baseline, cut)
     assert summary["overall"] == "INCONCLUSIVE"
     assert "complete" in {name for row in summary["gates"] for name in row["blocked_by"]}
+    assert "the candidate's trial 2 missing" in checks(summary)["complete"]["reason"]
 
 
 def test_a_slower_run_fails_unless_the_given_gates_allow_it(baseline: Path, tmp_path: Path) -> None:
@@ -150,6 +156,35 @@ def test_other_traffic_objectives_or_models_are_refused_with_a_list(baseline: Pa
     assert "traffic.ignore_eos False → True" in str(refused.value)
     assert "slo.p99_e2e_ms 5000 → 4000" in str(refused.value)
     assert "run both with one experiment" in str(refused.value)
+
+
+def test_runs_of_another_length_are_compared_in_all_but_memory(baseline: Path, tmp_path: Path) -> None:
+    longer = later(tmp_path, replace(LATER, duration_s=300))
+    summary = compare_runs(baseline, longer)
+    assert (summary["overall"], checks(summary)["what differs"]["ok"]) == ("PASS", True), summary["headline"]
+    assert "traffic.duration_s 240 → 300" in checks(summary)["what differs"]["reason"]
+    limited = compare_runs(baseline, longer, gates={**RUN.gates, "max_memory_ratio": 1.2})
+    assert not checks(limited)["what differs"]["ok"]
+    assert checks(limited)["what differs"]["opens"] == ["memory"]
+
+
+def test_a_trial_that_a_decided_run_left_out_is_not_missing(baseline: Path, tmp_path: Path) -> None:
+    def decided(info: dict[str, Any]) -> None:
+        info["ended"] = "decided after 4.0 minutes (compiled: PASS)"
+
+    cut = write_run(tmp_path / "cut", replace(RUN, seed=3, day=3))
+    shutil.rmtree(cut / "trial-02")
+    assert checks(compare_runs(edited(cut, decided), later(tmp_path)))["complete"]["ok"]
+
+
+@pytest.mark.parametrize("changing", [{"arrivals": "piecewise"}, {"length_scales": [[0, 1]]}, {"workload": "trace"}])
+def test_runs_of_another_length_are_refused_where_the_load_changes(changing: dict[str, Any], tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / "short", SHORT), later(tmp_path, replace(SHORT, seed=2, day=7, duration_s=90))]
+    for path in (run / "experiment.toml" for run in runs):
+        experiment = tomllib.loads(path.read_text())
+        path.write_text(tomli_w.dumps(experiment | {"traffic": experiment["traffic"] | changing}) + EDITED)
+    with pytest.raises(RecordError, match=r"differ in traffic\.duration_s 60 → 90: run both"):
+        compare_runs(*runs)
 
 
 def test_a_run_is_not_compared_with_itself_nor_with_a_copy_nor_with_runs_of_several_days(
@@ -217,6 +252,14 @@ def test_memory_is_compared_over_trials_where_the_gates_ask_for_it(peak: int, ve
         sample(run, "allocator", "compiled-0", {"memory_bytes": held}, arm="compiled")
     limits = {"max_memory_ratio": 1.2, "min_blocks": 8}
     assert gates(compare_runs(*runs, gates=limits))["memory ratio"] == verdict
+
+
+def test_a_pause_of_the_host_stays_one_where_one_arm_of_the_run_is_compared(baseline: Path, tmp_path: Path) -> None:
+    pause = (Compile(at_s=100.0, seconds=2.0),)
+    for name, other in (("one", EAGER), ("both", replace(EAGER, compiles=pause))):
+        paused = replace(LATER, arms=(other, replace(COMPILED, compiles=pause)))
+        stalls = compare_runs(baseline, write_run(tmp_path / name, paused))["arms"][1]["client_stalls"]
+        assert bool(stalls["host"]) == (name == "both")
 
 
 def test_a_trial_without_the_arm_is_missing(baseline: Path, tmp_path: Path) -> None:

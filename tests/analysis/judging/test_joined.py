@@ -67,7 +67,7 @@ def test_a_fault_of_one_run_concerns_all_and_names_its_trial(tmp_path):
     final = {"eager-0": {"counters": {}}, "compiled-0": {"counters": counters}}
     path.write_text(json.dumps({**info, "complete": False, "deaths": [death], "final": final}))
     _, judgement = judged(folder)
-    assert "stopped before their end: 3 (trial 2 of run-1)" in check(judgement, "complete").reason
+    assert "trial 3 (trial 2 of run-1) stopped before its end" in check(judgement, "complete").reason
     assert any(item.gate == "deaths" and item.verdict == "FAIL" for item in judgement.gates)
     lost = [item.reason for item in judgement.checks if item.check == "telemetry" and not item.ok]
     assert any("compiled-0 counted 9 compile events in trial 3" in reason for reason in lost)
