@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent import futures
 from dataclasses import dataclass
 from pathlib import Path
@@ -245,61 +245,61 @@ _HOUR_NS = 3_600_000_000_000
 
 
 class LyingArm(Arm):
-    """Reports falsely, as `lie` says."""
+    """Reports falsely, as `lies` say."""
 
-    lie = ""
+    lies: Collection[str] = ()
 
     def publish(self, event: telemetry_pb2.TelemetryEvent) -> None:
         kind = event.WhichOneof("event")
         if kind == "compile":
-            if self.lie == "compiles lost":
+            if "compiles lost" in self.lies:
                 return
-            if self.lie == "compiles from the future":
+            if "compiles from the future" in self.lies:
                 event.compile.start_ns += _HOUR_NS
                 event.compile.end_ns += _HOUR_NS
-            if self.lie == "compiles of negative length":
+            if "compiles of negative length" in self.lies:
                 event.compile.start_ns, event.compile.end_ns = event.compile.end_ns, event.compile.start_ns
-            if self.lie == "compiles twice":
+            if "compiles twice" in self.lies:
                 super().publish(event)
-        if kind == "under_way" and self.lie == "compiles lost":
+        if kind == "under_way" and "compiles lost" in self.lies:
             return
-        if kind == "steps" and self.lie == "steps that go backwards":
+        if kind == "steps" and "steps that go backwards" in self.lies:
             for record in event.steps.records:
                 record.step_id = 1_000_000 - record.step_id
                 record.start_ns, record.end_ns = record.end_ns - _HOUR_NS, record.start_ns - _HOUR_NS
         super().publish(event)
 
     def trail(self, context: grpc.ServicerContext, step: FirstStep, request_id: str, **trailers: Any) -> None:
-        if self.lie == "no trailers":
+        if "no trailers" in self.lies:
             return
-        if self.lie == "late trailers":
+        if "late trailers" in self.lies:
             time.sleep(LATE_S)
-        if self.lie == "more tokens than came":
+        if "more tokens than came" in self.lies:
             trailers["tokens"] += 5
-        if self.lie == "times that go backwards":
+        if "times that go backwards" in self.lies:
             trailers["received"], trailers["end"] = trailers["end"] + _HOUR_NS, trailers["received"] - _HOUR_NS
         super().trail(context, step, request_id, **trailers)
 
     def Generate(  # noqa: N802
         self, request: inference_pb2.GenerateRequest, context: grpc.ServicerContext
     ) -> Iterator[inference_pb2.GenerateChunk]:
-        if self.lie == "nothing at once":
+        if "nothing at once" in self.lies:
             at_ns = now_ns()
             step = FirstStep(batch=0, start_ns=at_ns, end_ns=at_ns, stall_ns=0, length=len(request.token_ids.ids))
             self.trail(context, step, request.request_id, received=at_ns, end=at_ns, tokens=request.max_tokens)
             return
         for number, chunk in enumerate(super().Generate(request, context)):
-            if self.lie == "one token of all" and number:
+            if "one token of all" in self.lies and number:
                 continue
             yield chunk
-            if self.lie == "every token twice":
+            if "every token twice" in self.lies:
                 yield chunk
 
     def Snapshot(  # noqa: N802
         self, request: telemetry_pb2.SnapshotRequest, context: grpc.ServicerContext
     ) -> telemetry_pb2.SnapshotResponse:
         said = super().Snapshot(request, context)
-        if self.lie == "another name":
+        if "another name" in self.lies:
             said.arm, said.replica = "eager", "eager-0"
         return said
 
@@ -349,8 +349,8 @@ def main() -> None:
         print("RuntimeError: the weights are missing", file=sys.stderr)
         sys.exit(3)
     arm = LyingArm(config, options.replica, stall_s=options.stall_s)
-    arm.lie = own(options.lie, "")
-    assert arm.lie in ("", *LIES), f"a lie is one of {', '.join(LIES)}"
+    arm.lies = [lie for replica, lie in (item.split("=") for item in options.lie) if replica == options.replica]
+    assert set(arm.lies) <= set(LIES), f"a lie is one of {', '.join(LIES)}"
     arm.token = int(own(options.token, arm.token))
     arm.compile_every_s, arm.whole = options.compile_every_s, options.whole
     arm.dies = options.replica in options.die_last

@@ -99,10 +99,10 @@ class TestWords:
 
     def test_advice_names_two_remedies_and_the_shortest_run_that_can_pass(self):
         names = ("load generator", "complete", "token stream", "blocks")
-        checks = [check(name=name, remedy=f"Mend {name}.") for name in names]
+        checks = [check(name=name, remedy=f"Fix {name}.") for name in names]
         advice = advise([gate(verdict="INCONCLUSIVE", blocked_by=names)], checks)
         assert advice.needed_s is None
-        assert re.fullmatch(r"Mend load generator. Mend complete. report.html .* Mend blocks.", advice.text)
+        assert re.fullmatch(r"Fix load generator. Fix complete. report.html .* Fix blocks.", advice.text)
 
     @pytest.mark.parametrize(
         ("name", "needed_s", "text"),
