@@ -168,7 +168,7 @@ def renumbered(runs: Sequence[RecordedRun]) -> tuple[RecordedRun, ...]:
     for place, run in enumerate(runs):
         start = run.order[0]
         planned = table(run.experiment, "trials").get("count")
-        was_decided = bool(run.infos and mapping(run.infos[-1]).get("ended"))  # so that it left out the others
+        was_decided = bool(run.infos and mapping(run.infos[-1]).get("ended"))  # trials after that were left out
         planned = min(planned, _MOST_PLANNED) if isinstance(planned, int) and not was_decided else 0
         for trial in sorted({*run.numbers, *range(1, planned + 1)}):
             start = run.starts_ns.get(trial, start)  # a trial without a start follows the one before it
