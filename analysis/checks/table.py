@@ -66,7 +66,7 @@ def checks_of_run(
     applied = [rule for rule in RULES if (at_end or not rule.at_end) and (rule.in_search or not seen.search)]
     with ThreadPoolExecutor(2) as processors:
         each = processors.map(lambda rule: list(rule.find(seen)), applied)
-    pa.default_memory_pool().release_unused()  # NumPy's memory, which rules of a long run take much of
+    pa.default_memory_pool().release_unused()  # for NumPy, of which the rules take much in a long run
     checks: list[Check] = []
     for _, group in groupby(chain.from_iterable(each), lambda check: check.check):
         found = list(group)

@@ -25,6 +25,8 @@ from tailgate.servers.presets import RANDOM_ENCODERS, RANDOM_PRESETS
 from tailgate.servers.security import server_tls
 from tailgate.servers.splitter.envoy import envoy_path
 
+_MOST_HEADER = 100_000_008  # bytes of a safetensors file before its tensors, by the format
+
 
 def check_experiment(experiment: Experiment) -> None:
     """Raise ConfigError where this machine lacks what the experiment needs, as far as is known before a start."""
@@ -110,7 +112,7 @@ def _damage(file: Path) -> str:
         size = file.stat().st_size
         with file.open("rb") as stream:
             begin = 8 + int.from_bytes(stream.read(8), "little")
-            header = json.loads(stream.read(begin - 8 if begin <= size else 0))
+            header = json.loads(stream.read(begin - 8 if begin <= min(size, _MOST_HEADER) else 0))
         ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
         whole = begin + max(ends, default=0)
     except (OSError, ValueError, TypeError, LookupError, AttributeError):

@@ -58,12 +58,12 @@ class TestWords:
         ("name", "leads"),
         [
             ("load generator", "The generator was late."),
-            ("other work", "The generator was late."),
+            ("other work", "Too short. Run longer."),
             ("cut requests", "Too short. Run longer."),
             ("stalls of unknown cause", "Too short. Run longer."),
         ],
     )
-    def test_headline_leads_with_a_fault_of_the_run_or_its_machines_then_with_too_little_data(self, name, leads):
+    def test_headline_leads_with_a_fault_of_the_run_then_with_too_little_data(self, name, leads):
         gates = [gate(verdict="INCONCLUSIVE", blocked_by=("blocks", name))]
         short = check(name="blocks", reason="Too short.", remedy="Run longer.")
         for checks in ([short, check(name=name)], [check(name=name), short]):
