@@ -315,13 +315,13 @@ QUESTIONS = (
         ("gates.max_recompiles",),
     ),
     Question(
-        "longest stall",
+        "longest compile stall",
         "recompile",
         "How long did compiles delay one request at most?",
         ("gates.max_stall_s",),
     ),
     Question(
-        "stall per minute",
+        "compile stall per minute",
         "recompile",
         "How many seconds of each minute did a replica compile?",
         ("gates.max_stall_s_per_min",),

@@ -32,7 +32,7 @@ from tailgate.analysis.wording import counted, digits, listed
 
 _SLACK_NS = 50_000_000  # by which clocks may differ, and what a request's own account may exceed the events'
 _SLACK_SHARE = 0.1
-_LONGEST = "longest stall"
+_LONGEST = "longest compile stall"
 _SEVERAL = 2  # one short stall may be an accident: it opens no gate by the requests that it met
 
 
@@ -189,8 +189,8 @@ def blind(seen: Evidence) -> Iterator[Check]:
 
 @rule(
     "stalls of unknown cause",
-    sees="Stalls that clients saw and nothing explains exceed a limit of *longest stall*, *stall per minute* or "
-    "*requests hit*, and open that gate. A single stall opens *longest stall* alone.",
+    sees="Stalls that clients saw and nothing explains exceed a limit of *longest compile stall*, *compile stall per "
+    "minute* or *requests hit*, and open that gate. A single stall opens *longest compile stall* alone.",
     remedy="See what the arm and its host did then: logs, the allocator, first loads of kernels. If users may wait "
     "that long, raise the limit.",
     opens=("recompile",),

@@ -25,7 +25,7 @@ from tailgate.analysis.summary.model import Arm, Check, Frontier, Gate, Summary
 from tailgate.analysis.wording import counted
 
 MORE_IS_BETTER = ("goodput", "parity")
-_COUNTED = ("recompiles", "longest stall", "requests hit")  # gates that stand for an arm at a glance
+_COUNTED = ("recompiles", "longest compile stall", "requests hit")  # gates that stand for an arm at a glance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +207,7 @@ def _of_control(arm: Arm, summary: Summary) -> Iterable[tuple[str, str, str]]:
         value = getattr(arm.steady.get(metric), key, None)
         yield quantile_label(metric, quantile), milliseconds(value), ""
     yield "recompiles", count(arm.compile.recompiles), ""
-    yield "longest stall", seconds(arm.compile.longest_stall_s), ""
+    yield "longest compile stall", seconds(arm.compile.longest_stall_s), ""
     yield "requests hit", percent(arm.compile.requests_hit_pct), ""
 
 

@@ -54,7 +54,7 @@ class GateLimits(Settings):
     max_recompiles: int = Field(default=0, ge=0, le=1_000_000)
     """Compiles while serving, for each arm and trial."""
     max_stall_s: float = Field(default=1.0, ge=0.0, le=86_400.0)
-    """Longest time in s that compiles delay one request."""
+    """Longest time in s that compiles delay one request. A longer stall that nothing explains leaves the gate open."""
     max_stall_s_per_min: float = Field(default=0.5, ge=0.0, le=60.0)
     """Seconds of each minute that a replica compiles while serving."""
     max_requests_hit_pct: float = Field(default=1.0, ge=0.0, le=100.0)

@@ -142,7 +142,7 @@ def test_compiles_in_the_log_of_an_external_arm_are_joined_to_the_requests_they_
     gates = {(gate["arm"], gate["gate"]): gate for gate in summary["gates"]}
     failed = gates["file", "recompiles"]
     assert (failed["verdict"], failed["value"]) == ("FAIL", 1)
-    assert gates["file", "longest stall"]["verdict"] == "FAIL"
+    assert gates["file", "longest compile stall"]["verdict"] == "FAIL"
     assert gates["command", "recompiles"]["verdict"] != "FAIL"
     [joined] = summary["events"]
     assert (joined["arm"], joined["event_id"]) == ("file", event["event_id"])

@@ -127,7 +127,7 @@ class WatchedRun:
             stall = 0.0 if index == 0 else 0.4 + number * 0.5
             for gate, unit, limit, value in (
                 ("recompiles", "count", 0, 0 if index == 0 else number // 2),
-                ("longest stall", "s", 1.0, stall),
+                ("longest compile stall", "s", 1.0, stall),
                 ("requests hit", "pct", 1.0, min(9.0, stall)),
                 ("error_pct", "pct", 0.5, 0.02 * number),
             ):

@@ -1,4 +1,4 @@
-"""Compiles while serving: their count, the longest stall, stall seconds per minute and requests hit
+"""Compiles while serving: their count, longest compile stall, compile stall per minute and requests hit
 (`gates.max_recompiles`, `max_stall_s`, `max_stall_s_per_min`, `max_requests_hit_pct`), and steps that ran eagerly
 (`gates.max_eager_steps_pct`).
 
@@ -34,14 +34,14 @@ COMPILE_GATES = (
         "No recompile while serving, limit {limit:g}.",
     ),
     (
-        "longest stall",
+        "longest compile stall",
         "s",
         "max_stall_s",
         "Compiles delayed a request by up to {delay} s, limit {limit:g} s.",
         "Compiles delayed no request, limit {limit:g} s.",
     ),
     (
-        "stall per minute",
+        "compile stall per minute",
         "s",
         "max_stall_s_per_min",
         "Compiles stalled it for {short} s of each minute, limit {limit:g} s.",
@@ -187,7 +187,7 @@ def client_gates(
     values = stall_values(maybe, requests=requests, minutes=minutes)
     for (name, unit, key, _, _), value in zip(COMPILE_GATES, values, strict=True):
         limit, known = float(getattr(limits, key)), None
-        must_show_s = limit if name == "longest stall" else _MUST_SHOW_S
+        must_show_s = limit if name == "longest compile stall" else _MUST_SHOW_S
         if value > limit:
             reason = (
                 f"{seen.arm} stalled {times}, for some or all of its requests, and compiles may be why: see its log."

@@ -39,7 +39,7 @@ STALLED = replace(QUIET, arms=(EAGER, NAIVE))
 CHECK = unknown_stalls.name
 BUDGET = {**GATES, "max_stall_s": 1.0}
 SUM = {**BUDGET, "max_stall_s_per_min": 0.5}
-REPORTED = ("recompiles", "longest stall", "stall per minute", "requests hit")
+REPORTED = ("recompiles", "longest compile stall", "compile stall per minute", "requests hit")
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +138,7 @@ def test_an_event_that_cannot_be_placed_is_reported(stalled, change, reason):
     assert "recompile" in check.opens
     if "trial" in change:
         summary = analyze(stalled)
-        assert gate(summary)["verdict"] == gate(summary, "longest stall")["verdict"] == "INCONCLUSIVE"
+        assert gate(summary)["verdict"] == gate(summary, "longest compile stall")["verdict"] == "INCONCLUSIVE"
 
 
 def test_a_kernel_that_is_first_met_under_traffic_fails_the_gate_on_recompiles(tmp_path):
@@ -162,7 +162,7 @@ def test_a_stall_longer_than_its_request_is_no_stall(quiet):
     """A flipped bit in one request's account once failed an arm."""
     edit(quiet, lambda number, row: row | ({"compile_stall_ns": 1 << 62} if number == 40 else {}))
     summary = analyze(quiet)
-    assert gate(summary, "longest stall")["verdict"] == "INCONCLUSIVE"
+    assert gate(summary, "longest compile stall")["verdict"] == "INCONCLUSIVE"
     assert "1 request with times" in failed(summary)["complete"]
 
 
@@ -262,8 +262,8 @@ def test_a_stall_that_nothing_explains_may_be_a_compile(seconds, cause, may):
 @pytest.mark.parametrize(
     ("at_s", "more", "opened", "limit"),
     [
-        ((100, 200), {}, "longest stall", "gates.max_stall_s"),
-        ((50, 100, 150, 200), {"seconds": 0.8, "gates": SUM}, "stall per minute", "gates.max_stall_s_per_min"),
+        ((100, 200), {}, "longest compile stall", "gates.max_stall_s"),
+        ((50, 100, 150, 200), {"seconds": 0.8, "gates": SUM}, "compile stall per minute", "gates.max_stall_s_per_min"),
     ],
     ids=["one is too long", "too long in sum"],
 )
@@ -285,7 +285,7 @@ def test_stalls_of_unknown_cause_open_the_gate_that_they_may_break_alone(tmp_pat
 def test_stalls_that_are_allowed_or_of_the_host_open_nothing(tmp_path, seconds, control, gates):
     summary = stopped(tmp_path / "run", 100, seconds=seconds, control=control, gates=gates)
     assert CHECK not in failed(summary)
-    assert gate(summary, "longest stall")["verdict"] == "PASS"
+    assert gate(summary, "longest compile stall")["verdict"] == "PASS"
 
 
 @pytest.mark.parametrize("cause", [WORK, UNKNOWN])
@@ -299,4 +299,4 @@ def test_a_stall_that_its_prompts_explain_is_not_of_unknown_cause(tmp_path, caus
     assert not unknown_stalls.in_search, "a search drives arms past what they hold"
     stalls = {"compiled": replace(seen, stalls=(stall,))}
     (check,) = unknown_stalls.find(SimpleNamespace(run=run, stalls=stalls))
-    assert (check.ok, check.gates) == ((True, ()) if cause == WORK else (False, ("longest stall",)))
+    assert (check.ok, check.gates) == ((True, ()) if cause == WORK else (False, ("longest compile stall",)))

@@ -76,7 +76,7 @@ def test_stalls_that_no_log_explains_leave_the_gates_open(tmp_path: Path, logged
     summary = analyze(write_logged(folder, []) if logged else folder)
     gates = gates_of(summary)
     assert row_of(summary)["client_stalls"]["unknown"] == 3
-    assert gates["recompiles"]["verdict"] == gates["longest stall"]["verdict"] == "INCONCLUSIVE"
+    assert gates["recompiles"]["verdict"] == gates["longest compile stall"]["verdict"] == "INCONCLUSIVE"
     assert gates["recompiles"]["value"] is None
     assert "3 times" in gates["recompiles"]["reason"]
 
@@ -103,7 +103,7 @@ def test_compiles_in_a_log_fail_an_arm_whose_clients_saw_none(tmp_path: Path) ->
     assert (gate["verdict"], gate["value"]) == ("FAIL", 2)
     assert "By its log: 2 recompiles" in gate["reason"]
     # The log may leave compiles out, so what clients see decides the other gates.
-    assert "no stall of" in gates_of(summary)["longest stall"]["reason"]
+    assert "no stall of" in gates_of(summary)["longest compile stall"]["reason"]
     others = {gate["gate"] for gate in summary["gates"] if gate["arm"] == TREATMENT}
     assert "errors" in others
     assert "deaths" not in others
@@ -148,7 +148,7 @@ def test_a_logged_compile_without_a_length_lasts_as_long_as_its_stall(tmp_path: 
     )
     assert logged["requests_hit"] >= 1
     assert elsewhere["seconds"] == 0
-    assert gates_of(summary)["longest stall"]["verdict"] == "FAIL"
+    assert gates_of(summary)["longest compile stall"]["verdict"] == "FAIL"
 
 
 PROMPTS = 48

@@ -79,7 +79,7 @@ class TestVerdicts:
     def test_stalls_weigh_on_all_traffic_and_not_on_steady(self, tmp_path):
         judgement = judgement_of(tmp_path, against(NAIVE))
         assert gate(judgement, "noninferiority p99_e2e", "naive").verdict == "PASS"
-        assert gate(judgement, "longest stall", "naive").verdict == "FAIL"
+        assert gate(judgement, "longest compile stall", "naive").verdict == "FAIL"
 
     @pytest.mark.parametrize(("run", "units"), [(FakeRun(), 8), (FakeRun(trials=6, duration_s=150), 6)])
     def test_the_unit_is_a_group_of_blocks_and_from_six_on_the_trial(self, tmp_path, run, units):

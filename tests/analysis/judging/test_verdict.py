@@ -175,7 +175,7 @@ def test_a_remedy_follows_from_the_gate(gate: Gate, more: dict[str, Any], words:
 
 
 def test_compiles_come_before_the_errors_and_latency_that_they_explain() -> None:
-    gates = [SLOWER, failed("errors", "error"), failed("longest stall", "recompile"), RECOMPILED]
+    gates = [SLOWER, failed("errors", "error"), failed("longest compile stall", "recompile"), RECOMPILED]
     remedies = advise(gates, []).remedies
     for remedy, words in zip(remedies, ("tailgate inspect", "column `error`", "tailgate frontier"), strict=True):
         assert words in remedy.text

@@ -56,7 +56,7 @@ def test_failed_gates_come_before_open_ones_and_each_has_one_sentence(demo: Summ
     failed, undecided = text.index("FAIL compiled-naive 4 gates"), text.index("INCONCLUSIVE compiled-padded 6 gates")
     assert failed < text.index("Compiles stalled it for 20.8 s of each minute") < undecided
     assert undecided < text.index("6 gates passed, 5 open gates of arms that failed")
-    assert "longest stall 8.95 s – 1 s Compiles delayed a request by up to 8.95 s, limit 1 s." in text
+    assert "longest compile stall 8.95 s – 1 s Compiles delayed a request by up to 8.95 s, limit 1 s." in text
     assert "Open: No record. No record. Look at its log." in text, "a sentence, and the whole reason folded below it"
 
 
@@ -72,12 +72,12 @@ def test_a_card_shows_the_ratio_and_interval_of_its_gate(rollout: Summary, read_
 
 def test_checks_that_limit_the_run_say_what_they_leave_open(demo: Summary, read_page: Reader) -> None:
     row = {"check": "stalls of unknown cause", "ok": False, "arm": "compiled-naive"}
-    row |= {"reason": "It stopped.", "opens": ["longest stall"], "remedy": "See."}
+    row |= {"reason": "It stopped.", "opens": ["longest compile stall"], "remedy": "See."}
     demo["validity"].append(row)
     text = read_page(html_report(demo)).text
     assert "usable blocks of 30 s (gates.min_blocks); compiled-padded has 2. A PASS needs a run of at least 12" in text
     assert "blocks (compiled-naive)" in text
-    assert "It stopped. See. Leaves open: longest stall." in text
+    assert "It stopped. See. Leaves open: longest compile stall." in text
     failed = sum(not row["ok"] for row in demo["validity"])
     assert f"{failed} checks failed of {len(demo['validity'])}" in text
 

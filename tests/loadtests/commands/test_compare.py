@@ -86,7 +86,7 @@ def test_limits_come_from_the_file(tmp_path: Path, baseline: Path, naive: Path, 
     limits.write_text("[gates]\nmax_recompiles = 1\nmax_stall_s = 5\n")
     _, summary, _ = run_command(capsys, "compare", baseline, naive, "--limits", limits, "--json")
     judged = {row["gate"]: row["verdict"] for row in summary["gates"]}
-    assert (judged["recompiles"], judged["longest stall"]) == ("PASS", "PASS")
+    assert (judged["recompiles"], judged["longest compile stall"]) == ("PASS", "PASS")
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_stalls_without_another_arm_to_compare_leave_the_gates_open(tmp_path: Pa
     assert p95["low"] > 1.5
     assert (code, summary["overall"]) == (3, "INCONCLUSIVE")
     assert "too few slow requests for error bars" in gates(summary)["noninferiority p99_ttft"]["reason"]
-    longest = gates(summary)["longest stall"]
+    longest = gates(summary)["longest compile stall"]
     assert longest["verdict"] == "INCONCLUSIVE"
     assert "compiled stalled 20 times, up to 4.29 s, for some or all of its requests" in longest["reason"]
 
