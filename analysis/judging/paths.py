@@ -33,7 +33,7 @@ from tailgate.analysis.statistics.share_evidence import (
     share_limits,
     tail_effects,
 )
-from tailgate.analysis.wording import counted
+from tailgate.analysis.wording import counted, enough, fixed
 
 GROUP_BLOCKS = 2
 # Of 800 runs at the margin in jams, 7.3 % pass at twice alpha and 6.0 % at alpha, which takes equal arms 10 % longer.
@@ -188,15 +188,17 @@ def exchange_of(run: Run, arm: str) -> Exchange:
 def _reason(item: Comparison, path: Path) -> str:
     if item.ratio is None or path.value is None:
         return seen_text(replace(item, ratio=None, obstacle=item.obstacle or "no group of blocks is whole"))
-    bound, seen = 1.0 + item.margin, seen_text(item)
+    bound = 1.0 + item.margin
+    places = enough(bound, (item.ratio, item.low, item.high), fixed, 2)
+    seen, limit = seen_text(item, places), fixed(bound, places)
     if path.outcome is None and item.groups < FEWEST_GROUPS:
         return f"{seen} in {counted(item.groups, 'group')} of blocks; a verdict needs {FEWEST_GROUPS} or more."
-    limits = limits_text(item.low, item.high, "no limits yet")
+    limits = limits_text(item.low, item.high, places, "no limits yet")
     seen = f"{seen} ({limits}, whenever the run is analysed)"
     if path.decided_s is None:
-        return f"{seen}, which leaves the limit of {bound:.2f} open."
+        return f"{seen}, which leaves the limit of {limit} open."
     side = "above" if path.outcome == "FAIL" else "below"
-    return f"{seen}, {side} the limit of {bound:.2f}: decided after {path.decided_s / 60.0:.1f} minutes."
+    return f"{seen}, {side} the limit of {limit}: decided after {path.decided_s / 60.0:.1f} minutes."
 
 
 def share_tests(run: Run) -> int:

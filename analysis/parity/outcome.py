@@ -11,6 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from tailgate.analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
 from tailgate.analysis.judging.verdict import combined
+from tailgate.analysis.wording import digits, enough
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class Finding:
 
 def held_to(limit: float, value: float, name: str, what: str, *, where: str = "", beyond: str = FAIL) -> Finding:
     """Judge the distance `value` by its `limit`: `beyond` is the verdict of a greater one, and of no number."""
-    reason = f"{what} is {value:.3g}, limit {limit:g}{f': {where}' if where else ''}."
+    reason = f"{what} is {digits(value, enough(limit, [value]))}, limit {limit:g}{f': {where}' if where else ''}."
     return Finding(name=name, verdict=PASS if value <= limit else beyond, reason=reason, value=value, limit=limit)
 
 
@@ -37,12 +38,13 @@ def estimated(
 ) -> Finding:
     """Judge the estimate `value` by its interval: open where the limit lies in it, and without one."""
     low, high = ends
-    verdict, around = INCONCLUSIVE, "no interval"
+    verdict, around, most = INCONCLUSIVE, "no interval", 3
     if low is not None and high is not None:
         verdict = PASS if high <= limit else FAIL if low > limit else INCONCLUSIVE
-        around = f"{low:.3g} to {high:.3g}"
+        most = enough(limit, (value, low, high))
+        around = f"{digits(low, most)} to {digits(high, most)}"
     rest = f": {remedy}." if verdict == INCONCLUSIVE else "."
-    reason = f"{what} is {value:.3g} ({around}), limit {limit:g}{rest}"
+    reason = f"{what} is {digits(value, most)} ({around}), limit {limit:g}{rest}"
     return Finding(name=name, verdict=verdict, reason=reason, value=value, low=low, high=high, limit=limit)
 
 

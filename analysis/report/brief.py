@@ -22,7 +22,7 @@ from tailgate.analysis.report.values import (
 )
 from tailgate.analysis.settings.metrics import quantile_label
 from tailgate.analysis.summary.model import Arm, Check, Frontier, Gate, Summary
-from tailgate.analysis.wording import counted
+from tailgate.analysis.wording import counted, enough
 
 MORE_IS_BETTER = ("goodput", "parity")
 _COUNTED = ("recompiles", "longest compile stall", "requests hit")  # gates that stand for an arm at a glance
@@ -161,18 +161,24 @@ def _arm(summary: Summary, arm: Arm, index: int) -> ArmBrief:
     )
 
 
+def _digits(gate: Gate) -> int:
+    """Return the digits that show on which side of its limit the gate's figures lie."""
+    figures = (gate.value, *(() if gate.kind == "slo" else (gate.low, gate.high)))
+    return enough(gate.limit or 0.0, figures, lambda value, most: quantity(value, gate.unit, most))
+
+
 def value_of(gate: Gate) -> str:
-    return quantity(gate.value, gate.unit)
+    return quantity(gate.value, gate.unit, _digits(gate))
 
 
 def limit_of(gate: Gate) -> str:
-    return quantity(gate.limit, gate.unit)
+    return quantity(gate.limit, gate.unit, _digits(gate))
 
 
 def bounds_of(gate: Gate) -> str:
     """Show the interval of the gate's value; of an SLO, of the share of requests that misses it."""
     if gate.kind != "slo":
-        return interval(gate.low, gate.high, gate.unit)
+        return interval(gate.low, gate.high, gate.unit, _digits(gate))
     bounds = interval(gate.low, gate.high, "pct")
     return bounds if bounds == DASH else f"{bounds} miss"
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 
 from tailgate.analysis.records.plain_values import number
-from tailgate.analysis.wording import bytes_text, digits
+from tailgate.analysis.wording import bytes_text, digits, fixed
 
 DASH = "–"
 
@@ -24,21 +24,21 @@ def text(value: object) -> str:
     return (value.strip() if isinstance(value, str) else "") or DASH
 
 
-def _of_numbers(show: Callable[[float], str]) -> Callable[[object], str]:
+def _of_numbers(show: Callable[..., str]) -> Callable[..., str]:
     """Restrict `show` to numbers; anything else is an en dash."""
 
     @wraps(show)
-    def shown(value: object) -> str:
+    def shown(value: object, *most: int) -> str:
         known = number(value)
-        return DASH if known is None else show(known)
+        return DASH if known is None else show(known, *most)
 
     return shown
 
 
 @_of_numbers
-def figure(value: float) -> str:
+def figure(value: float, most: int = 3) -> str:
     """Show three significant digits, with commas between thousands: 8412.3 is "8,412", 0.4567 is "0.457"."""
-    return digits(value)
+    return digits(value, most)
 
 
 @_of_numbers
@@ -47,14 +47,14 @@ def count(value: float) -> str:
 
 
 @_of_numbers
-def seconds(value: float) -> str:
-    return f"{digits(value)} s"
+def seconds(value: float, most: int = 3) -> str:
+    return f"{digits(value, most)} s"
 
 
 @_of_numbers
-def milliseconds(value: float) -> str:
+def milliseconds(value: float, most: int = 3) -> str:
     """Show milliseconds below one second, else seconds: 84.25 is "84.3 ms", 8412 is "8.41 s"."""
-    return seconds(value / 1e3) if abs(value) >= 999.5 else f"{digits(value)} ms"
+    return seconds(value / 1e3, most) if abs(value) >= 999.5 else f"{digits(value, most)} ms"
 
 
 @_of_numbers
@@ -70,14 +70,13 @@ def span(value: float) -> str:
 
 
 @_of_numbers
-def percent(value: float) -> str:
-    return f"{digits(value)} %"
+def percent(value: float, most: int = 3) -> str:
+    return f"{digits(value, most)} %"
 
 
 @_of_numbers
-def ratio(value: float) -> str:
-    """Show one digit more than elsewhere: a ratio of 1.096 against a limit of 1.1 must not read as a tie."""
-    return f"×{value:.3f}" if abs(value) < 10 else f"×{digits(value)}"
+def ratio(value: float, most: int = 3) -> str:
+    return f"×{fixed(value, most)}" if abs(value) < 10 else f"×{digits(value, most)}"
 
 
 @_of_numbers
@@ -90,23 +89,17 @@ def rate(value: float) -> str:
     return f"{digits(value)} /s"
 
 
-UNITS: dict[str, Callable[[object], str]] = {
-    "ratio": ratio,
-    "ms": milliseconds,
-    "s": seconds,
-    "pct": percent,
-    "count": count,
-}
+UNITS = {"ratio": ratio, "ms": milliseconds, "s": seconds, "pct": percent}
 
 
-def quantity(value: object, unit: str) -> str:
-    """Show `value` with its unit; a plain number for an unknown unit."""
-    return UNITS.get(unit, text)(value)
+def quantity(value: object, unit: str, most: int = 3) -> str:
+    """Show `value` with its unit; a plain number for a count."""
+    return UNITS.get(unit, figure)(value, most)
 
 
-def interval(low: object, high: object, unit: str = "ratio") -> str:
+def interval(low: object, high: object, unit: str = "ratio", most: int = 3) -> str:
     """Show "[0.610, 1.440]" for ratios, or for quantities of `unit`; an open end is an en dash."""
     if low is None and high is None:
         return DASH
-    shown = [quantity(value, unit).lstrip("×") for value in (low, high)]
+    shown = [quantity(value, unit, most).lstrip("×") for value in (low, high)]
     return f"[{', '.join(shown)}]"

@@ -28,7 +28,7 @@ from tailgate.analysis.statistics.windows import (
     tail_of_group,
     window_limits,
 )
-from tailgate.analysis.wording import counted
+from tailgate.analysis.wording import counted, enough, fixed
 
 TRIALS_FOR_T_TEST = 6
 TAIL_REQUESTS = 5  # beyond a quantile, to speak of it
@@ -296,40 +296,43 @@ def _decided(item: Comparison, adjusted: float | None, tests: int) -> Comparison
     if item.ratio is None or item.obstacle is not None:
         return replace(item, reason=seen_text(replace(item, ratio=None)))
     bound = 1.0 + item.margin
-    seen = f"{seen_text(item)} ({limits_text(item.low, item.high)})"
+    whole = max(bound, item.whole or 0.0)  # over the run, where that is above
+    places = enough(bound, (item.ratio, item.low, item.high, whole), fixed, 2)
+    seen, limit = f"{seen_text(item, places)} ({limits_text(item.low, item.high, places)})", fixed(bound, places)
     if adjusted is not None and adjusted <= item.alpha:
-        verdict, ending = "FAIL", f", above the limit of {bound:.2f}"
+        verdict, ending = "FAIL", f", above the limit of {limit}"
     elif adjusted is not None and item.p_inferior is not None and item.p_inferior <= item.alpha:
         verdict = "INCONCLUSIVE"
         ending = (
-            f", above the limit of {bound:.2f}, but one of {tests} tests may be so by chance (Holm: p = {adjusted:.2g})"
+            f", above the limit of {limit}, but one of {tests} tests may be so by chance (Holm: p = {adjusted:.2g})"
         )
     elif item.p_noninferior is None or item.p_noninferior > item.alpha or item.ratio > bound:
-        verdict, ending = "INCONCLUSIVE", f", which leaves the limit of {bound:.2f} open"
-    elif item.whole is not None and item.whole > bound:
+        verdict, ending = "INCONCLUSIVE", f", which leaves the limit of {limit} open"
+    elif whole > bound:
         verdict = "INCONCLUSIVE"
         ending = (
-            f", below the limit of {bound:.2f}, but over the whole run it is {item.whole:.2f} times: its worst "
+            f", below the limit of {limit}, but over the whole run it is {fixed(whole, places)} times: its worst "
             "stretches are worse than the control's"
         )
     else:
-        verdict, ending = "PASS", f", below the limit of {bound:.2f}"
+        verdict, ending = "PASS", f", below the limit of {limit}"
     return replace(item, tests=tests, verdict=verdict, reason=f"{seen}{ending}.")
 
 
-def seen_text(item: Comparison) -> str:
+def seen_text(item: Comparison, places: int = 2) -> str:
     """Return the ratio in words without an end, or why there is none in a sentence."""
     label = quantile_label(item.metric, item.quantile)
     if item.ratio is None:
         return f"{label} cannot be compared: {item.obstacle or 'a quantile is unknown'}."
     of = "" if item.whole in (None, item.ratio) else " of a typical block"
-    return f"{label}{of} is {item.ratio:.2f} times that of {item.control or 'the control'}"
+    return f"{label}{of} is {fixed(item.ratio, places)} times that of {item.control or 'the control'}"
 
 
-def limits_text(low: float | None, high: float | None, neither: str = "too few slow requests for error bars") -> str:
+def limits_text(
+    low: float | None, high: float | None, places: int = 2, neither: str = "too few slow requests for error bars"
+) -> str:
     """Return the limits in words, or `neither` where there is none."""
-    if low is None and high is None:
-        return neither
-    if low is None:
-        return f"at most {high:.2f}"
-    return f"at least {low:.2f}" if high is None else f"between {low:.2f} and {high:.2f}"
+    least, most = ("" if end is None else fixed(end, places) for end in (low, high))
+    if least and most:
+        return f"between {least} and {most}"
+    return f"at most {most}" if most else f"at least {least}" if least else neither

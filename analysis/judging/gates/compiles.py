@@ -21,7 +21,7 @@ from tailgate.analysis.run.compile_events import RECOMPILE_KINDS, held_s
 from tailgate.analysis.run.run import Run
 from tailgate.analysis.run.startup import compiled_steps, most_eager
 from tailgate.analysis.settings.gate_limits import GateLimits
-from tailgate.analysis.wording import counted, digits, percent
+from tailgate.analysis.wording import counted, digits, enough, percent
 
 # Name, unit, limit, reason, and reason where the value is 0.
 COMPILE_GATES = (
@@ -51,7 +51,7 @@ COMPILE_GATES = (
         "requests hit",
         "pct",
         "max_requests_hit_pct",
-        "{hit} of {requests} requests were delayed by a compile ({value:.3g} %), limit {limit:g} %.",
+        "{hit} of {requests} requests were delayed by a compile ({short} %), limit {limit:g} %.",
         "No compile delayed any of {requests} requests, limit {limit:g} %.",
     ),
 )
@@ -136,11 +136,11 @@ def reported_gates(arm: str, facts: CompileFacts, limits: GateLimits) -> list[Ga
         limit = float(getattr(limits, key))
         reason = (sentence if value else nothing).format(
             value=value,
-            short=digits(value),
+            short=digits(value, enough(limit, [value])),
             limit=limit,
             recompiles="recompile" if value == 1 else "recompiles",
             longest=digits(facts.longest_event_s),
-            delay=digits(facts.longest_stall_s),
+            delay=digits(facts.longest_stall_s, enough(limit, [facts.longest_stall_s])),
             several=" (several compiles in a row)" if facts.longest_stall_s > 1.05 * facts.longest_event_s else "",
             hit=facts.requests_hit,
             requests=facts.requests,

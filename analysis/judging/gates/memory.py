@@ -18,7 +18,7 @@ from tailgate.analysis.run.machine_records import Rows, samples_of
 from tailgate.analysis.run.run import Run
 from tailgate.analysis.run.trials import Trial, devices_of
 from tailgate.analysis.statistics.distributions import t_quantile
-from tailgate.analysis.wording import bytes_text, counted
+from tailgate.analysis.wording import bytes_text, counted, enough, fixed
 
 # The standard deviation of the log ratio of two peaks over fresh starts, which counts as four starts.
 _SPREAD = 0.01
@@ -56,9 +56,10 @@ def memory_gates(run: Run, arm: str, memory: Mapping[str, Peaks]) -> list[Gate]:
             return [gate]
         value, (low, high) = math.exp(float(logs.mean())), ratio_limits(logs, alpha)
     most = f"{bytes_text(max(own.values()))} against {bytes_text(max(base.values()))} of {FIGURES[figure].name}"
+    seen = [fixed(one, enough(limit, (value, low, high), fixed)) for one in (value, low, high)]
     reason = (
-        f"At its peak a replica holds {value:.3f} times what one of {run.control} does (between {low:.3f} and "
-        f"{high:.3f}; {counted(len(own), 'trial')}; {most}), limit {limit:g}."
+        f"At its peak a replica holds {seen[0]} times what one of {run.control} does (between {seen[1]} and "
+        f"{seen[2]}; {counted(len(own), 'trial')}; {most}), limit {limit:g}."
     )
     return [replace(gate, value=value, verdict=status(low, high, limit), reason=reason, interval=(low, high))]
 

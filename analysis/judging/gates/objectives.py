@@ -18,7 +18,7 @@ from tailgate.analysis.run.slo import ShareResult, Units, failures, judge_share,
 from tailgate.analysis.settings.metrics import METRIC_NAMES
 from tailgate.analysis.settings.slo_targets import SloTarget
 from tailgate.analysis.statistics.planning import share_needed_s
-from tailgate.analysis.wording import counted, percent
+from tailgate.analysis.wording import counted, enough, percent
 
 
 def objective_gate(run: Run, arm: str, target: SloTarget) -> Gate:
@@ -70,12 +70,13 @@ def share_gate(run: Run, arm: str, own: Units, *, name: str, kind: str, allowed:
     seen, reason = None, f"No request to judge whether {what}."
     if result.requests:
         seen = result.missed / result.requests
-        bars = f"{percent(seen)}, error bars {percent(result.low)} to {percent(result.high)}"
+        most = enough(allowed, (seen, result.low, result.high), percent)
+        bars = f"{percent(seen, most)}, error bars {percent(result.low, most)} to {percent(result.high, most)}"
         bars += f", wider since blocks of {run.block_s:g} s differ" if result.design_effect > 1.0 else ""
         if result.needed_blocks is not None:
             blocks = counted(result.needed_blocks, "block")
             after = f"; a PASS needs {blocks}, and this run has {result.blocks}{after}"
-        reason = f"{result.missed} of {result.requests} {what} ({bars}), limit {percent(allowed)}{after}."
+        reason = f"{result.missed} of {result.requests} {what} ({bars}), limit {percent(allowed, most)}{after}."
     return Gate(
         arm=arm,
         gate=name,

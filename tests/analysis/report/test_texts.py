@@ -7,6 +7,7 @@ import json
 import re
 import sys
 import xml.etree.ElementTree as ET
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,11 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from tailgate.analysis.report import values, verdict_table, write_reports
-from tailgate.analysis.report.brief import brief_of, sentence_of
+from tailgate.analysis.report.brief import bounds_of, brief_of, limit_of, sentence_of
 from tailgate.analysis.report.rendering import code, junit_xml, markdown_report, prose
 from tailgate.analysis.settings.metrics import gate_label
+from tailgate.analysis.summary.model import Gate, plain
 from tailgate.analysis.summary.model import Summary as Model
-from tailgate.analysis.summary.model import plain
 from tailgate.analysis.wording import counted
 from tests.golden.recorded import GOLDEN, RUNS, encoded, golden, summary_of
 
@@ -255,6 +256,13 @@ def test_markup_and_escape_codes_in_a_name_are_not_obeyed_and_no_reason_is_repea
     assert "[red]eager" in re.sub(r"\s", "", shown)
 
 
+def beside(limit: float, high: float) -> str:
+    """Show the interval up to `high`, and the limit, of a gate on a ratio."""
+    figures = {"value": 0.9, "limit": limit, "low": 0.824, "high": high, "unit": "ratio"}
+    gate = Gate.model_validate({"arm": "a", "gate": "", "kind": "memory", "verdict": "PASS", "reason": "", **figures})
+    return f"{bounds_of(gate)} {limit_of(gate)}"
+
+
 SHOWN = [
     (values.milliseconds, {0: "0 ms", 0.8412: "0.841 ms", 84.25: "84.2 ms", 999.7: "1 s", 8412.3: "8.41 s"}),
     (values.span, {90: "90 s", 125: "2 min 5 s", 1260: "21 min", 5400: "1 h 30 min"}),
@@ -262,6 +270,10 @@ SHOWN = [
     (plain, {"\x1b[31mred\x07\ud800": "[31mred", "com\u202epiled\u2066": "compiled"}),
     (values.ratio, {1.0034: "×1.003", 0.9996: "×1.000", 12.3: "×12.3"}),
     (lambda low: values.interval(low, None), {0.5: "[0.500, –]", None: "–"}),
+    (
+        partial(beside, 1.1),
+        {1.098: "[0.824, 1.098] ×1.100", 1.0997: "[0.8240, 1.0997] ×1.1000", 1.1: "[0.824, 1.100] ×1.100"},
+    ),
     (lambda count: counted(count, "process"), {0: "0 processes", 1: "1 process", 2: "2 processes"}),
     (lambda count: counted(count, "entry", "{:.2g}".format), {1.02: "1 entry", 2: "2 entries"}),
 ]

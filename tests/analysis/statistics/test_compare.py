@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -172,6 +173,8 @@ def test_holm_holds_back_one_failure_among_many():
     assert [row.tests for row in two] == [2, 2]
     assert "above the limit of 1.10, but one of 2 tests may be so by chance (Holm: p = 0.06)" in two[0].reason
     assert "leaves the limit of 1.10 open" in two[1].reason
+    near = decide([replace(item(0.9), ratio=1.0, p_noninferior=0.01, low=0.9, high=1.0997)])[0]
+    assert "1.0000 times that of the control (between 0.9000 and 1.0997), below the limit of 1.1000" in near.reason
 
 
 def two_kinds(seed, *, slow, control_slow):
