@@ -49,7 +49,9 @@ def _unrecorded(run: Run) -> Iterator[str]:
         return
     for trial in (trial for trial in run.trials if trial.first_ns and trial.info.get("complete")):
         facts = {"arms": rows_of(trial.info.get("arms")), "start_ns": number(trial.info.get("start_ns"))}
-        yield from (f"trial {trial.number} has no {key} in trial.json" for key, value in facts.items() if not value)
+        yield from (
+            f"{run.trial_name(trial.number)} has no {key} in trial.json" for key, value in facts.items() if not value
+        )
     for arm in run.arms:
         own = run.of_arm(arm)
         needed = {"request_id": (own, requests.named), "sent_ns": (own, requests.sent_ns.known)}
@@ -70,7 +72,7 @@ def _of_other_times(run: Run) -> Iterator[str]:
         known = [*map(float, spans[trial.number][:2]), *(start for start in starts if start is not None)]
         apart_s = (max(known) - min(known)) / 1e9
         if apart_s > trial.seconds + _START_SLACK_S:
-            yield f"records of trial {trial.number} begin up to {duration_text(apart_s)} apart"
+            yield f"records of {run.trial_name(trial.number)} begin up to {duration_text(apart_s)} apart"
 
 
 def is_recorded_whole(run: Run) -> bool:
@@ -94,7 +96,7 @@ def missing(seen: Evidence) -> Iterator[Check]:
     if interrupted := _interruptions(run):
         yield missing.found(interrupted, remedy="Run again, and let the run end by itself.")
         return
-    faults = [*_missing_trials(run, trials), *lost_processes(accounts, trials)]
+    faults = [*_missing_trials(run, trials), *lost_processes(accounts, trials, run.trial_name)]
     counts = {arm: int(run.of_arm(arm).sum()) for arm in run.arms}
     if run.in_turn:
         # Each arm had requests of its own, so that what a treatment lacks concerns no other.
@@ -121,7 +123,7 @@ def _interruptions(run: Run) -> list[str]:
             seconds = max(0.0, at_ns - (number(info.get("start_ns")) or at_ns)) / 1e9
             planned_s = number(info.get("duration_s"))
             of = "" if planned_s is None else f" of {planned_s:g}"
-            found.append(f"trial {info['trial']} was interrupted after {seconds:.0f}{of} s")
+            found.append(f"{run.trial_name(info['trial'])} was interrupted after {seconds:.0f}{of} s")
     return found
 
 
@@ -135,11 +137,10 @@ def _missing_trials(run: Run, trials: Sequence[Mapping[str, Any]]) -> Iterator[s
     most = max([planned, *recorded])
     missing = [number for number in range(1, most + 1) if number not in recorded]
     joined = run.records.runs if run.records.joined else ()
-    own_names = {at: f"trial {own} of {one.name}" for one in joined for own, at in one.trials.items()}
+    own_names = {at: f" (trial {own} of {one.name})" for one in joined for own, at in one.trials.items()}
     for what, numbers in (("stopped before its end", stopped), ("missing", missing)):
         if numbers:
-            named = (f"trial {at} ({own_names[at]})" if at in own_names else f"trial {at}" for at in numbers)
-            yield f"{', '.join(named)} {what}"
+            yield f"{', '.join(run.trial_name(at) + own_names.get(at, '') for at in numbers)} {what}"
 
 
 def missing_requests(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tailgate.analysis.checks.check import ALL_KINDS, ESTIMATES, Check, Evidence, rule
@@ -20,6 +20,7 @@ BUSY_SECONDS = 2.0
 UNSEEN_SHARE = 0.001  # of production requests that may be missing: those of the instant in which a splitter died
 
 Account = Mapping[str, Any]
+Named = Callable[[int], str]  # what to call a trial
 
 
 @rule(
@@ -35,7 +36,7 @@ Account = Mapping[str, Any]
 def generator(seen: Evidence) -> Iterator[Check]:
     run, limit_ms, lag_ms = seen.run, seen.run.limits.max_generator_lag_ms, _lag_ms(seen.run)
     accounts = known_accounts(run.records.generators)
-    faults = late_faults(accounts, limit_ms)
+    faults = late_faults(accounts, limit_ms, seen.run.trial_name)
     # What another tool does not keep, `open loop` says; production traffic is never late.
     is_kept = lag_ms is not None or not (run.pace or run.is_production)
     if lag_ms is None and is_kept:
@@ -43,7 +44,7 @@ def generator(seen: Evidence) -> Iterator[Check]:
     elif lag_ms is not None and lag_ms > limit_ms:
         faults = [f"p99 of the lag of requests is {lag_ms:.1f} ms, limit {limit_ms:g} ms", *faults]
     if is_kept or accounts:
-        dropped = list(dropped_faults(accounts))
+        dropped = list(dropped_faults(accounts, seen.run.trial_name))
         opens = ALL_KINDS if dropped else ESTIMATES
         yield generator.found([*dropped, *faults], opens=opens)
     for arm in run.treatments:
@@ -67,11 +68,11 @@ def _lag_ms(run: Run) -> float | None:
     return max(known, default=None)
 
 
-def late_faults(accounts: Sequence[Account], limit_ms: float) -> list[str]:
+def late_faults(accounts: Sequence[Account], limit_ms: float, named: Named = "trial {}".format) -> list[str]:
     """Describe load processes that read late, used up their core, or had an unknown clock."""
     faults = []
     for account in accounts:
-        name = _name(account)
+        name = _name(account, named)
         late_ms = number(mapping(account.get("loop_lag_ms")).get("p99")) or 0.0
         if late_ms > limit_ms:
             faults.append(f"p99 of the reading delay of {name} is {late_ms:.1f} ms, limit {limit_ms:g} ms")
@@ -89,12 +90,12 @@ def late_faults(accounts: Sequence[Account], limit_ms: float) -> list[str]:
     return faults
 
 
-def dropped_faults(accounts: Iterable[Account]) -> Iterator[str]:
+def dropped_faults(accounts: Iterable[Account], named: Named = "trial {}".format) -> Iterator[str]:
     """Yield load processes that dropped records, and what the splitter's log lacks of production requests."""
     for account in accounts:
         dropped = number(mapping(account.get("records")).get("dropped")) or 0.0
         if dropped:
-            yield f"{_name(account)} dropped {counted(int(dropped), 'record')}"
+            yield f"{_name(account, named)} dropped {counted(int(dropped), 'record')}"
         if "unplaced" not in account:
             continue
         known = number(mapping(account.get("splitter")).get("count")) or 0.0
@@ -117,23 +118,25 @@ def unfinished_requests(accounts: Iterable[Account]) -> Counter[str]:
     return counts
 
 
-def lost_processes(accounts: Sequence[Account], trials: Sequence[Mapping[str, Any]]) -> list[str]:
+def lost_processes(
+    accounts: Sequence[Account], trials: Sequence[Mapping[str, Any]], named: Named = "trial {}".format
+) -> list[str]:
     """Describe load processes that ended early, or whose requests are not all recorded."""
     faults = []
     for info in trials:
         expected = number(info.get("load_processes")) or 0.0
         here = sum(account.get("trial", 1) == int(info["trial"]) for account in accounts)
         if here < expected:
-            faults.append(f"trial {info['trial']} has accounts of {here} of {expected:.0f} load processes")
+            faults.append(f"{named(info['trial'])} has accounts of {here} of {expected:.0f} load processes")
     for account in accounts:
         rows, planned, ended = (number(account.get(key)) for key in ("rows", "planned", "finished"))
         lost = account.get("lost")
         if lost or not account.get("complete"):
             why = f"lost ({lost})" if lost else f"cut off ({account.get('error') or 'no reason is recorded'})"
             of = f" of {planned:.0f} planned" if planned is not None else ""
-            faults.append(f"{_name(account)} was {why}, with {rows or 0:.0f}{of} requests recorded")
+            faults.append(f"{_name(account, named)} was {why}, with {rows or 0:.0f}{of} requests recorded")
         elif rows is not None and ended is not None and rows < ended:
-            faults.append(f"{_name(account)} ended {counted(int(ended), 'request')} and {rows:.0f} are recorded")
+            faults.append(f"{_name(account, named)} ended {counted(int(ended), 'request')} and {rows:.0f} are recorded")
     return faults
 
 
@@ -142,7 +145,7 @@ def known_accounts(accounts: Sequence[Account]) -> list[Account]:
     return [account for account in accounts if "records" in account or "lost" in account]
 
 
-def _name(account: Account) -> str:
-    host = mapping(account.get("clock")).get("host")
-    trial = f" of trial {account['trial']}" if number(account.get("trial")) not in (None, 1.0) else ""
-    return f"load process {account.get('worker', '?')}{f' on {host}' if host else ''}{trial}"
+def _name(account: Account, named: Named) -> str:
+    host, trial = mapping(account.get("clock")).get("host"), named(int(number(account.get("trial")) or 1))
+    place = (f" on {host}" if host else "") + (f" of {trial}" if trial != "trial 1" else "")
+    return f"load process {account.get('worker', '?')}{place}"

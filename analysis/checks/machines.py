@@ -13,6 +13,7 @@ from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 from tailgate.analysis.checks.check import ESTIMATES, MACHINES, Check, Evidence, Rule
+from tailgate.analysis.checks.generator import Named
 from tailgate.analysis.run.machine_records import (
     CARD_FIGURES,
     FIGURES,
@@ -52,7 +53,7 @@ class Disturbance:
 
 
 def rows_of_rule(
-    rule: Rule, arms: Sequence[str], found: Iterable[Disturbance], *, remedy: str | None = None
+    rule: Rule, arms: Sequence[str], found: Iterable[Disturbance], named: Named, *, remedy: str | None = None
 ) -> Iterator[Check]:
     """Yield one row for all arms, and one for each arm whose gates alone are concerned.
 
@@ -71,7 +72,7 @@ def rows_of_rule(
         texts = []
         for first, *others in places.values():
             more = [*{item.trial for item in others} - {first.trial}]
-            also = f"trial {more[0]}" if len(more) == 1 else counted(len(more), "more trial")
+            also = named(more[0]) if len(more) == 1 else counted(len(more), "more trial")
             texts.append(first.text + (f", and in {also}" if more else ""))
         shifts = [[item.shift for item in items if item.shift is not None] for items in places.values()]
         unknown = any(item.shift is None for item in own)
@@ -96,7 +97,9 @@ def machine_rule(name: str, **facts: Any) -> Callable[[Callable[[Evidence], Iter
     def made(find: Callable[[Evidence], Iterable[Disturbance]]) -> Rule:
         rule = Rule(
             name=name,
-            find=lambda seen: rows_of_rule(rule, seen.run.arms, find(seen), remedy=_remedy(rule, seen)),
+            find=lambda seen: rows_of_rule(
+                rule, seen.run.arms, find(seen), seen.run.trial_name, remedy=_remedy(rule, seen)
+            ),
             rank=MACHINES,
             **facts,
         )
@@ -120,21 +123,21 @@ def foreign(seen: Evidence) -> Iterator[Disturbance]:
         if device.foreign_s is not None:
             held = f" with {device.foreign_bytes / 2**30:.3g} GiB" if device.foreign_bytes else ""
             text = f"{device.name} had {counted(device.foreign_processes, 'process')} of others{held}"
-            yield from _for_too_long(device, device.foreign_s, text)
+            yield from _for_too_long(seen, device, device.foreign_s, text)
         elif device.held_before:
             text = f"{device.name} was held by others before the arms started, and perhaps"
-            yield from _for_too_long(device, device.seconds, text)
+            yield from _for_too_long(seen, device, device.seconds, text)
 
 
-def _for_too_long(device: Device, seconds: float, text: str) -> Iterator[Disturbance]:
-    share = seconds / device.seconds if device.seconds > 0 else 0.0
+def _for_too_long(seen: Evidence, device: Device, seconds: float, text: str) -> Iterator[Disturbance]:
+    share, named = seconds / device.seconds if device.seconds > 0 else 0.0, seen.run.trial_name
     if share > _MOST_SHARE:
         yield Disturbance(
             place=device.name,
             trial=device.trial,
             arms=device.arms or None,
             excess=share / _MOST_SHARE,
-            text=f"{text} for {digits(seconds)} s of the {digits(device.seconds)} s of trial {device.trial}",
+            text=f"{text} for {digits(seconds)} s of the {digits(device.seconds)} s of {named(device.trial)}",
         )
 
 
@@ -169,7 +172,7 @@ def host(seen: Evidence) -> Iterator[Disturbance]:
                     arms=None,
                     excess=share / limit if limit else math.inf,
                     shift=-math.log1p(-share) if _is_shared(seen) and share < 1.0 else None,
-                    text=f"{text.format(percent(share))} in trial {host.trial} (limit {percent(limit)})",
+                    text=f"{text.format(percent(share))} in {seen.run.trial_name(host.trial)} (limit {percent(limit)})",
                     remedy=remedy,
                 )
 
@@ -190,10 +193,11 @@ Gaps = Mapping[int, tuple[Reading, Reading]]  # of the arm's and of the control'
 
 
 def unequal(
-    arm: str, what: str, gaps: Gaps, limit: float, *, part: str, momentary: bool = False
+    seen: Evidence, arm: str, what: str, gaps: Gaps, *, part: str, momentary: bool = False
 ) -> Iterator[Disturbance]:
     """Yield gaps that are too wide, unless swapping devices balanced them: the machines move the ratio of the arms by
     the mean logarithm over trials alone. `part` names what of a card the gaps concern; empty means its speed."""
+    limit = seen.run.limits.max_machine_drift
     mean = fmean(own.value - other.value for own, other in gaps.values()) if gaps else 0.0
     for trial, (low, high) in ((trial, sorted(pair)) for trial, pair in gaps.items()):
         share = _lost(high.value - low.value)
@@ -205,7 +209,8 @@ def unequal(
                 excess=share / limit,
                 shift=abs(mean),
                 among_trials=momentary,
-                text=f"{what} was {percent(share)} lower on {low.where} than on {high.where} in trial {trial}",
+                text=f"{what} was {percent(share)} lower on {low.where} than on {high.where} in "
+                f"{seen.run.trial_name(trial)}",
             )
 
 
@@ -231,7 +236,7 @@ def throttled(seen: Evidence) -> Iterator[Disturbance]:
         else:
             held.pop(POWER_CAP, None)
         why = ", ".join(THROTTLES[name] for name in sorted(held, key=lambda name: -held[name]))
-        yield from _for_too_long(device, seconds, f"{device.name} was throttled ({why})")
+        yield from _for_too_long(seen, device, seconds, f"{device.name} was throttled ({why})")
 
 
 @machine_rule(
@@ -249,7 +254,7 @@ def settings(seen: Evidence) -> Iterator[Disturbance]:
             ("the highest clock under load", _gaps(pairs, "free_mhz")),
             ("the mean clock under the power cap", _capped_clocks(pairs)),
         ):
-            yield from unequal(arm, what, gaps, seen.run.limits.max_machine_drift, part=what)
+            yield from unequal(seen, arm, what, gaps, part=what)
 
 
 Pairs = Mapping[int, tuple[Device, Device]]
@@ -302,7 +307,7 @@ def _changes(seen: Evidence) -> Iterator[Disturbance]:
 
     Arms that ran at the same time saw every speed in between: their mean is off by half of the change.
     """
-    half = 0.5 if _is_shared(seen) else 1.0
+    half, named = 0.5 if _is_shared(seen) else 1.0, seen.run.trial_name
     groups: dict[tuple[str, str, str], list[Speed]] = {}
     for item in seen.machines.speeds:
         if _concerned(seen.machines, item) != ():  # else no arm was on it
@@ -310,7 +315,7 @@ def _changes(seen: Evidence) -> Iterator[Disturbance]:
     for own in groups.values():
         fastest = max(own, key=lambda item: item.mean)
         changes = [
-            (item, fastest, fastest.mean - item.mean, 1.0, f"in trial {item.trial} than in trial {fastest.trial}")
+            (item, fastest, fastest.mean - item.mean, 1.0, f"in {named(item.trial)} than in {named(fastest.trial)}")
             for item in own
             if item.trial != fastest.trial
         ]
@@ -318,7 +323,7 @@ def _changes(seen: Evidence) -> Iterator[Disturbance]:
             if len(item.logs) == 2:
                 change = item.logs[1] - item.logs[0]
                 when, than = ("after", "before") if change < 0 else ("before", "after")
-                changes.append((item, item, abs(change), half, f"{when} trial {item.trial} than {than} it"))
+                changes.append((item, item, abs(change), half, f"{when} {named(item.trial)} than {than} it"))
         for item, other, change, part, text in changes:
             lost, both = _lost(change), [_concerned(seen.machines, one) for one in (item, other)]
             if lost > seen.run.limits.max_machine_drift:
@@ -366,7 +371,7 @@ def _differences(seen: Evidence) -> Iterator[Disturbance]:
                     gaps[trial] = pair[0], pair[1]
             stays = fmean(lasting[one.card] - lasting[two.card] for one, two in gaps.values()) if gaps else 0.0
             part = "" if figure in CARD_FIGURES else "host"
-            yield from unequal(arm, WORK[figure], gaps, limit, part=part, momentary=_lost(stays) <= limit)
+            yield from unequal(seen, arm, WORK[figure], gaps, part=part, momentary=_lost(stays) <= limit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -377,24 +382,27 @@ class MachineVerdict:
     line: str
 
 
-def machine_verdict(machines: MachineRecords, checks: Sequence[Check]) -> MachineVerdict:
+def machine_verdict(
+    machines: MachineRecords, checks: Sequence[Check], named: Named = "trial {}".format
+) -> MachineVerdict:
     """Return the verdict: disturbed where a check of the machines failed, quiet only where nothing is unknown."""
     if not machines.monitored:
         line = "Not monitored: no monitor recorded the machines of this run."
         return MachineVerdict(verdict="not monitored", line=line)
     if disturbed := [row.reason for row in checks if row.rule.rank == MACHINES and not row.ok]:
         return MachineVerdict(verdict="disturbed", line=f"Disturbed: {' '.join(disturbed)}")
-    if unknown := "; ".join(_unknown(machines)):
+    if unknown := "; ".join(_unknown(machines, named)):
         line = f"Partly monitored: no disturbance was recorded; unknown: {unknown}."
         return MachineVerdict(verdict="partly monitored", line=line)
     return MachineVerdict(verdict="quiet", line="Quiet: no disturbance was recorded.")
 
 
-def _unknown(machines: MachineRecords) -> Iterator[str]:
+def _unknown(machines: MachineRecords, named: Named) -> Iterator[str]:
     """Yield what the records leave open: machines are quiet only if all of this is known."""
     sampled = {host.trial for host in machines.hosts if host.known}
     if short := [trial for trial in machines.placed if trial not in sampled]:
-        yield f"what happened in at least {percent(1.0 - LEAST_SAMPLED)} of {_trials(short)}, which was not sampled"
+        where = ", ".join(map(named, short))
+        yield f"what happened in at least {percent(1.0 - LEAST_SAMPLED)} of {where}, which was not sampled"
     if any(host.steal is None or host.foreign is None for host in machines.hosts):
         yield "CPU steal, or other work on the host"
     known = {(device.trial, device.name) for device in machines.used if device.known}
@@ -410,8 +418,4 @@ def _unknown(machines: MachineRecords) -> Iterator[str]:
     if not twice:
         yield f"the speed of the machines, since no reference was measured{why}"
     elif short:
-        yield f"changes of speed, since a reference is missing in {_trials(short)}{why}"
-
-
-def _trials(numbers: Sequence[int]) -> str:
-    return ", ".join(f"trial {number}" for number in numbers)
+        yield f"changes of speed, since a reference is missing in {', '.join(map(named, short))}{why}"

@@ -42,9 +42,8 @@ def pressure(seen: Evidence) -> Iterator[Check]:
     table = asked(seen.run.records.experiment)
     if table is not None:
         infos = [info for info in seen.run.infos if info and info.get("start_ns")]
-        yield pressure.found(
-            [f"trial {info.get('trial')}: {fault}" for info in infos for fault in _faults(table, info)]
-        )
+        named = [(seen.run.trial_name(info["trial"]), info) for info in infos]
+        yield pressure.found([f"{name}: {fault}" for name, info in named for fault in _faults(table, info)])
 
 
 def _faults(table: Mapping[str, Any], info: Mapping[str, Any]) -> Iterator[str]:

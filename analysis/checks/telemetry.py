@@ -89,10 +89,11 @@ def lost_events(run: Run, arm: str) -> tuple[list[str], bool]:
             own, known = ids[trial.number, replica], _count(trial, replica, "compile_events")
             counted_all &= known is not None
             if known is None and trial.info.get("final") and replica not in dead:
-                faults.append(f"{replica} reported no counts at the end of trial {trial.number}")
+                faults.append(f"{replica} reported no counts at the end of {run.trial_name(trial.number)}")
             if compiling := into_compile(_final(trial, replica).get("compiling")):
-                faults.append(f"{replica} was {compiling} when trial {trial.number} ended")
-            faults += _fewer(trial, replica, "compile event", max(known or 0.0, _numbered(own, replica)), len(own))
+                faults.append(f"{replica} was {compiling} when {run.trial_name(trial.number)} ended")
+            place = f"{replica} in {run.trial_name(trial.number)}"
+            faults += _fewer(place, "compile event", max(known or 0.0, _numbered(own, replica)), len(own))
     return faults, counted_all
 
 
@@ -104,8 +105,8 @@ def _count(trial: Trial, replica: str, what: str) -> float | None:
     return number(mapping(_final(trial, replica).get("counters")).get(what))
 
 
-def _fewer(trial: Trial, replica: str, what: str, expected: float, recorded: int) -> list[str]:
-    words = f"{replica} counted {counted(int(expected), what)} in trial {trial.number}, and {recorded} are recorded"
+def _fewer(place: str, what: str, expected: float, recorded: int) -> list[str]:
+    words = f"{place} counted {counted(int(expected), what)}, and {recorded} are recorded"
     return [words] if recorded < expected else []
 
 
@@ -164,7 +165,8 @@ def _steps(run: Run, arm: str) -> Iterable[Check]:
     for trial in run.trials:
         for replica in run.account(arm).replica_names(trial):
             recorded = rows_by_replica[trial.number, replica]
-            lost = _fewer(trial, replica, "engine step", _count(trial, replica, "steps") or 0.0, recorded)
+            place = f"{replica} in {run.trial_name(trial.number)}"
+            lost = _fewer(place, "engine step", _count(trial, replica, "steps") or 0.0, recorded)
             silent |= bool(lost) and not recorded and run.account(arm).compiles
             faults += lost
     if faults:
@@ -220,7 +222,7 @@ def unknown_stalls(seen: Evidence) -> Iterator[Check]:
         at_s = run.offset_s(longest.trial, longest.start_ns)
         fault = (
             f"{arm} stalled {counted(len(stalls), 'time')}, the longest for {digits(longest.seconds)} s "
-            f"{at_s or 0.0:.0f} s into trial {longest.trial}, and no compile event explains it"
+            f"{at_s or 0.0:.0f} s into {run.trial_name(longest.trial)}, and no compile event explains it"
         )
         remedy = unknown_stalls.remedy.replace("the limit", listed([*exceeded.values()]))
         yield unknown_stalls.found([fault], arm=arm, gates=tuple(exceeded), remedy=remedy)
@@ -236,9 +238,9 @@ def unknown_stalls(seen: Evidence) -> Iterator[Check]:
 def compiled(seen: Evidence) -> Iterator[Check]:
     """An arm can enable compiling and still call its model around the compiled code: nothing fails then."""
     for arm in seen.run.arms:
-        counts = compiled_steps(seen.run, arm)
+        counts, named = compiled_steps(seen.run, arm), seen.run.trial_name
         ran = [count for count in counts if count.compiled]
-        places, ran_places = ({f"{count.replica} in trial {count.trial}" for count in rows} for rows in (counts, ran))
+        places, ran_places = ({f"{row.replica} in {named(row.trial or 1)}" for row in rows} for rows in (counts, ran))
         kinds, ran_kinds = ({f"{count.kind} steps" for count in rows} for rows in (counts, ran))
         without = [f"{arm}, {what}" for what in sorted(places - ran_places) or sorted(kinds - ran_kinds)]
         if counts:

@@ -5,7 +5,6 @@ Each trial has one of the two arms, so they are judged as arms of separate runs 
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -58,7 +57,6 @@ class Pair(NamedTuple):
     run: Run
     differs: tuple[str, ...]
     arm: str  # the candidate's name in its own run
-    trials: Mapping[int, str]  # what to call each
 
 
 def made_run(path: Path, folder: Path) -> Path:
@@ -103,16 +101,8 @@ def read_pair(baseline: Path, candidate: Path, *, arm: str = "", gates: Mapping[
     if settings[0].get("traffic.arrivals") == "saturation":
         raise RecordError(f"{candidate.name} searched for the load that its arms hold: give runs of `tailgate run`")
     sides = [_Side(run, own, name) for run, own, name in zip(runs, arms, (BASELINE, CANDIDATE), strict=True)]
-    return Pair(
-        run=with_lengths(Run.of(_of_two_arms(records, sides, gates))),
-        differs=tuple(texts.values()),
-        arm=arms[1],
-        trials={
-            at: f"the {side.name}'s trial" + f" {own}" * (len(side.run.trials) > 1)
-            for side in sides
-            for own, at in side.run.trials.items()
-        },
-    )
+    run = with_lengths(Run.of(_of_two_arms(records, sides, gates)))
+    return Pair(run=run, differs=tuple(texts.values()), arm=arms[1])
 
 
 def chosen_arms(text: str, baseline: RecordedRun, candidate: RecordedRun) -> tuple[str, str]:
@@ -206,6 +196,11 @@ def _of_two_arms(records: RunRecords, sides: Sequence[_Side], gates: Mapping[str
         search=None,
         weights=(),
         runs=(),
+        trial_names={
+            at: f"the {side.name}'s trial" + f" {own}" * (len(side.run.trials) > 1)
+            for side in sides
+            for own, at in side.run.trials.items()
+        },
     )
 
 
@@ -282,9 +277,7 @@ def compare_runs(
     differs = f"The candidate differs in {texts}." if texts else "No recorded setting or version differs."
     faults = [text for text in pair.differs if pair.run.limits.max_memory_ratio and text.startswith(_LENGTH)]
     given = (of_machines, WHAT_DIFFERS.found(faults, reason=differs, arm=CANDIDATE))
-    text = json.dumps(summary_of(pair.run, judge(pair.run, given)))
-    text = re.sub(r"\btrial (\d+)", lambda found: pair.trials.get(int(found[1]), found[0]), text)
-    summary: dict[str, Any] = json.loads(text)
+    summary = summary_of(pair.run, judge(pair.run, given))
     summary["created"] = moment(min(trial.first_ns for trial in pair.run.trials_of(CANDIDATE)))
     for row in summary["advice"]["remedies"]:  # commands read the candidate's own experiment
         text = str(row["text"]).replace(f"--arm {CANDIDATE}", f"--arm {pair.arm}")

@@ -90,7 +90,7 @@ def judge(run: Run, given: Sequence[Check] = (), *, at_end: bool = True) -> Judg
         memory=memory,
         gates=tuple(gates),
         checks=tuple(checks),
-        machine_verdict=machine_verdict(machines, checks),
+        machine_verdict=machine_verdict(machines, checks, run.trial_name),
         verdicts=verdicts,
         overall=combined(list(verdicts.values())),
         headline=headline(verdicts, gates, checks, run.control),

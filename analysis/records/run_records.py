@@ -50,6 +50,7 @@ class RunRecords:
     runs: tuple[RecordedRun, ...] = ()  # that were read, in order of time; the one alone if none were joined
     differences: tuple[str, ...] = ()  # between joined runs, as they were accepted
     unjudged: RequestColumns | None = None  # of arms that only show whether their host stalled
+    trial_names: Mapping[int, str] = field(default_factory=dict)  # where a reader knows a trial by another number
 
     @property
     def joined(self) -> bool:

@@ -64,6 +64,7 @@ def html_report(document: Mapping[str, Any]) -> str:
             data=Markup(script_json(chart_data(summary))),
             summary=summary,
             brief=brief,
+            trials=summary.design.trial_names,
             arms=brief.arms,
             first_gates=first,
             other_gates=rest,
@@ -91,6 +92,7 @@ def chart_data(summary: Summary) -> dict[str, Any]:
     return {
         "arms": [{"name": name} for name in names],
         "kinds": EVENT_KINDS,
+        "trials": summary.design.trial_names,
         "metrics": summary.metric_names,
         "bin_s": summary.series.bin_s,
         "block_s": summary.design.block_s,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ class ArmAccount:
     infos: Sequence[Mapping[str, Any]]  # trial.json of each trial, empty where there is none
     measured_parity: Any  # parity.json
     asked: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)  # answers of an external arm, by trial
+    named: Callable[[int], str] = "trial {}".format  # what to call a trial
 
     @property
     def rows(self) -> list[Mapping[str, Any]]:
@@ -60,7 +61,7 @@ class ArmAccount:
             logs = [log for row in rows for log in rows_of(row.get("logs"))]
             spots += [str(spot) for log in logs for spot in _listed(log.get("blind_spots"))]
             if takes_part(info, self.arm) and not logs:
-                spots.append(f"trial {info.get('trial')} does not say what its log reported")
+                spots.append(f"{self.named(info['trial'])} does not say what its log reported")
         return list(dict.fromkeys(spots))
 
     @property
@@ -119,7 +120,7 @@ class ArmAccount:
             record = mapping(info.get("answers"))
             rows = [row for row in rows_of(record.get("replicas")) if row.get("arm") == self.arm]
             if served and info.get("complete") and takes_part(info, self.arm) and not rows:
-                error = f"trial {info.get('trial')} holds no answers of it"
+                error = f"{self.named(info['trial'])} holds no answers of it"
                 rows = [{"arm": self.arm, "replica": self.arm, "error": error}]
             for row in rows:
                 replica = row.get("replica") if isinstance(row.get("replica"), str) else None

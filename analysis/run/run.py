@@ -259,7 +259,12 @@ class Run:
             infos=self.infos,
             measured_parity=self.records.parity,
             asked={int(row["trial"]): row for row in self.records.answers if row.get("arm") == arm},
+            named=self.trial_name,
         )
+
+    def trial_name(self, number: int) -> str:
+        """Return what a reader calls the trial: "trial 2"."""
+        return self.records.trial_names.get(number, f"trial {number}")
 
     def trials_of(self, arm: str) -> tuple[Trial, ...]:
         """Return the trials that the arm was part of."""

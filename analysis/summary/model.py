@@ -86,6 +86,7 @@ class Design(Row):
     design: str
     duration_s: float
     trials: int
+    trial_names: Annotated[dict[int, str], Field(description="of joined trials that a reader knows by another")] = {}
     block_s: float
     blocks: int
     planned: Annotated[Count, Field(description="requests")] = None

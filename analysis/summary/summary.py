@@ -281,6 +281,7 @@ def _design(run: Run) -> dict[str, Any]:
         "design": run.design,
         "duration_s": max((trial.seconds for trial in run.trials), default=0.0),
         "trials": len(run.trials),
+        "trial_names": run.records.trial_names,
         "block_s": run.block_s,
         "blocks": run.blocks,
         "planned": sum(planned.values()) if planned else None,

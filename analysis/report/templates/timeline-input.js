@@ -3,7 +3,7 @@
 function describeEvent(data, event) {
   return [
     el("p", {}, el("b", {}, kindName(event.kind)), ` of ${data.arms[event.arm]?.name ?? DASH}, ${sec(event.seconds)}`),
-    el("p", {}, `From ${sec(event.offset_s)} to ${sec(endOf(event))}, trial ${event.trial ?? DASH}`),
+    el("p", {}, `From ${sec(event.offset_s)} to ${sec(endOf(event))}, ${data.trials[event.trial] ?? `trial ${event.trial ?? DASH}`}`),
     el("p", {}, `Shape: ${event.shape}`),
     el("p", {}, `Requests delayed: ${count(event.requests_hit)}`),
     el("code", {}, document.querySelector(`#event-${event.index} summary`).textContent),

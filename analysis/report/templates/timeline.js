@@ -27,7 +27,7 @@ function timeline(host, data) {
   const trialPicker = el(
     "select",
     { onchange: pickTrial },
-    known.map((trial) => el("option", { value: trial }, String(trial))),
+    known.map((trial) => el("option", { value: trial }, data.trials[trial] ?? String(trial))),
   );
   host.append(
     el(

@@ -44,7 +44,7 @@ def came(arm: str = "a", **more: Any) -> TokenTimes:
 
 def faults_of(rule: Rule, **run: Any) -> list[str]:
     """Return what the rule says of a run of which only this is known."""
-    checks = list(rule.find(SimpleNamespace(run=SimpleNamespace(**run))))  # type: ignore[arg-type]
+    checks = list(rule.find(SimpleNamespace(run=SimpleNamespace(trial_name="trial {}".format, **run))))  # type: ignore[arg-type]
     return [check.reason for check in checks if not check.ok]
 
 
@@ -255,7 +255,7 @@ def disturbance(*, excess: float, shift: float | None, trial: int = 1, place: st
 def test_disturbances_shift_an_arm_by_the_largest_change_of_each_place(
     troubles: list[Disturbance], shift: float | None
 ) -> None:
-    (check,) = rows_of_rule(speed, ARMS, troubles)
+    (check,) = rows_of_rule(speed, ARMS, troubles, "trial {}".format)
     assert check.shift == shift
 
 

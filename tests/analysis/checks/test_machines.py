@@ -33,7 +33,7 @@ def checks_of(machines, run, **more):
     """Return the checks of the machines of a run, of which `more` may be changed."""
     run = SimpleNamespace(
         **{"arms": run.arms, "control": run.arms[0], "treatments": run.arms[1:], "limits": run.limits}
-        | {"design": "mirrored", "in_turn": False, **more}
+        | {"trial_name": run.trial_name, "design": "mirrored", "in_turn": False, **more}
     )
     seen = Evidence(run=run, compared=Comparisons(), stalls={}, machines=machines)
     return [check for rule in RULES if rule.name in MACHINE_CHECKS for check in rule.find(seen)]
@@ -75,7 +75,9 @@ def facts_of(machines, *, trials, seed=1, arms=("eager", "compiled", "other", "l
     infos = [machines.facts(arms[: machines.cards or 2], trial, rng) for trial in range(1, trials + 1)]
     rows = [SimpleNamespace(number=at, info=info, seconds=180.0) for at, info in enumerate(infos, start=1)]
     records = MachineRecords.of(SimpleNamespace(records=SimpleNamespace(machines=None), trials=rows))
-    return records, SimpleNamespace(arms=list(arms[: machines.cards or 2]), limits=GateLimits())
+    return records, SimpleNamespace(
+        arms=list(arms[: machines.cards or 2]), limits=GateLimits(), trial_name="trial {}".format
+    )
 
 
 def speed_checks(machines, **more):

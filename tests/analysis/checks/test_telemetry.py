@@ -109,7 +109,7 @@ def test_compile_events_that_are_missing_open_the_gates_on_compiles(quiet, final
 
 def test_numbers_missing_among_the_events_are_reported(quiet):
     rewrite(quiet, lambda rows: [row | {"event_id": "1-compiled-0-4"} for row in rows])
-    assert "counted 5 compile events in trial 1, and 1 are recorded" in failed(analyze(quiet))["telemetry"]
+    assert "in trial 1 counted 5 compile events, and 1 are recorded" in failed(analyze(quiet))["telemetry"]
 
 
 @pytest.mark.parametrize(

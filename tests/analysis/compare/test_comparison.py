@@ -137,6 +137,7 @@ def test_records_that_are_lost_leave_gates_open(baseline: Path, tmp_path: Path) 
     assert summary["overall"] == "INCONCLUSIVE"
     assert "complete" in {name for row in summary["gates"] for name in row["blocked_by"]}
     assert "the candidate's trial 2 missing" in checks(summary)["complete"]["reason"]
+    assert summary["design"]["trial_names"]["4"] == "the candidate's trial 2"
 
 
 def test_a_slower_run_fails_unless_the_given_gates_allow_it(baseline: Path, tmp_path: Path) -> None:

@@ -153,7 +153,8 @@ def test_one_replica_or_kind_of_step_without_compiled_code_is_enough(
     counts: list[CompiledSteps], words: str, most: tuple[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(telemetry, "compiled_steps", lambda run, arm: counts)
-    (check,) = telemetry.compiled.find(SimpleNamespace(run=SimpleNamespace(arms=("a",), control="a")))  # type: ignore[arg-type]
+    run = SimpleNamespace(arms=("a",), control="a", trial_name="trial {}".format)
+    (check,) = telemetry.compiled.find(SimpleNamespace(run=run))  # type: ignore[arg-type]
     assert (check.ok, check.arm) == (False, None)
     assert words in check.reason
     eager = most_eager(counts)

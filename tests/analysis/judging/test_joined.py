@@ -70,7 +70,7 @@ def test_a_fault_of_one_run_concerns_all_and_names_its_trial(tmp_path):
     assert "trial 3 (trial 2 of run-1) stopped before its end" in check(judgement, "complete").reason
     assert any(item.gate == "deaths" and item.verdict == "FAIL" for item in judgement.gates)
     lost = [item.reason for item in judgement.checks if item.check == "telemetry" and not item.ok]
-    assert any("compiled-0 counted 9 compile events in trial 3" in reason for reason in lost)
+    assert any("compiled-0 in trial 3 counted 9 compile events" in reason for reason in lost)
 
 
 def test_missing_events_are_counted_under_the_new_number_of_their_trial(tmp_path):
@@ -84,7 +84,7 @@ def test_missing_events_are_counted_under_the_new_number_of_their_trial(tmp_path
     _, judgement = judged(folder)
     reasons = [item.reason for item in judgement.checks if item.check == "telemetry" and not item.ok]
     assert len(reasons) == 1
-    assert "compiled-0 counted 8 compile events in trial 2, and 3 are recorded" in reasons[0]
+    assert "compiled-0 in trial 2 counted 8 compile events, and 3 are recorded" in reasons[0]
 
 
 def test_runs_of_one_seed_share_schedules(tmp_path):

@@ -83,7 +83,9 @@ def test_checks_that_limit_the_run_say_what_they_leave_open(demo: Summary, read_
 
 
 def test_events_have_rows_that_can_be_sorted_and_spikes_link_to_them(demo: Summary, read_page: Reader) -> None:
+    demo["design"]["trial_names"] = {"1": "the candidate's trial"}
     page = read_page(html_report(demo))
+    assert page.text.count("the candidate's trial") == len(demo["events"]) + len(demo["spikes"])
     bodies = [found for found in page.find("tbody") if "data-event" in found]
     assert [float(body["data-seconds"]) for body in bodies] == [event["seconds"] for event in demo["events"]]
     assert {body["data-kind"] for body in bodies} == {"recompile"}
