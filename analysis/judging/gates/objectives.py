@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from tailgate.analysis.judging.gates import INCONCLUSIVE, Gate, count_gate
+from tailgate.analysis.judging.gates import FAIL, INCONCLUSIVE, Gate, count_gate
 from tailgate.analysis.judging.gates.latency import whole_s
 from tailgate.analysis.judging.paths import share_path, share_tests
 from tailgate.analysis.records.plain_values import mapping
@@ -18,7 +18,7 @@ from tailgate.analysis.run.slo import ShareResult, Units, failures, judge_share,
 from tailgate.analysis.settings.metrics import METRIC_NAMES
 from tailgate.analysis.settings.slo_targets import SloTarget
 from tailgate.analysis.statistics.planning import share_needed_s
-from tailgate.analysis.wording import counted, enough, percent
+from tailgate.analysis.wording import counted, digits, enough, percent
 
 
 def objective_gate(run: Run, arm: str, target: SloTarget) -> Gate:
@@ -31,6 +31,11 @@ def objective_gate(run: Run, arm: str, target: SloTarget) -> Gate:
         what += f" had {METRIC_NAMES[target.metric]} above {target.limit:g} ms"
     own = units(run.requests, rows, target)
     gate = share_gate(run, arm, own, name=f"slo {target.key}", kind="slo", allowed=target.allowed_share, what=what)
+    base = observed(run.requests, run.of_arm(run.control) & run.usable, target)
+    if gate.verdict == FAIL and not math.isnan(base):
+        also = f"; {run.control} has {digits(base)} {'%' if target.quantile is None else 'ms'}"
+        also += " and misses it too." if base > target.limit else "."
+        gate = replace(gate, reason=gate.reason.removesuffix(".") + also)
     if target.quantile is None:
         return gate
     slowest = float(own.ms.max()) if len(own.ms) and not own.missed.any() else None

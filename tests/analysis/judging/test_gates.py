@@ -81,7 +81,14 @@ def share_gate(folder: Path, name: str, slo: dict[str, Any], **arm: Any) -> Gate
     [
         ("slo p99_ttft_ms", {"p99_ttft_ms": 900}, {}, "ms", ("requests had TTFT above 900 ms", "limit 1 %")),
         ("slo p50_itl_ms", {"p50_itl_ms": 40}, {}, "ms", ("token gaps had ITL above 40 ms",)),
-        ("slo error_pct", {"error_pct": 5}, {"error_share": 0.3}, "pct", ("requests failed", "limit 5 %")),
+        (
+            "slo error_pct",
+            {"error_pct": 5},
+            {"error_share": 0.3},
+            "pct",
+            ("requests failed", "limit 5 %; eager has 0 %."),
+        ),
+        ("slo p50_ttft_ms", {"p50_ttft_ms": 5}, {}, "ms", (" ms and misses it too.", "limit 50 %; eager has ")),
         ("errors", {}, {"error_share": 0.3}, "pct", ("requests failed", "error bars", "limit 0.5 %")),
     ],
 )
