@@ -167,12 +167,10 @@ def _plan(experiment: Experiment, schedule: Schedule) -> Iterator[tuple[str, str
         f"{count:,} to {'every arm' if traffic.design == 'mirrored' else 'all arms together' if arm == '*' else arm}"
         for arm, count in schedule.planned.items()
     ]
-    pace = traffic.rate or len(schedule) / traffic.duration_s
-    yield (
-        "traffic",
-        traffic.design,
-        f"{pace:.3g} requests/s on average ({traffic.arrivals}), lengths: {traffic.workload}",
-    )
+    pace = f"{traffic.rate or len(schedule) / traffic.duration_s:.3g} requests/s on average"
+    if traffic.arrivals == "saturation":
+        pace = "steps of {:g} to {:g} requests/s".format(*traffic.step_rates)
+    yield "traffic", traffic.design, f"{pace} ({traffic.arrivals}), lengths: {traffic.workload}"
     drawn = f" (drawn with seed = {experiment.seed})" if traffic.rate else ""
     yield "requests", "", f"{', '.join(dict.fromkeys(shares))} in trial 1{drawn}"
     most = "at most " if experiment.gates.sequential else ""

@@ -197,6 +197,11 @@ def test_check_asks_for_the_log_of_a_candidate_only(capsys: pytest.CaptureFixtur
         assert document["gates"][-1]["why"].startswith(seen)
 
 
+def test_check_names_the_loads_of_a_search(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "frontier-demo"]) == 0
+    assert "steps of 16 to 256 requests/s (saturation)" in capsys.readouterr().out
+
+
 def test_a_port_in_use_is_refused_before_anything_starts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
