@@ -7,17 +7,20 @@ import re
 from tailgate.servers.complaint import ConfigError
 
 FREE_PORT = "free"  # where 0 means none
+LOWEST_PORT = 1024  # to listen on: those below belong to services of the system
 
 
-def host_port(text: str, otherwise: str = "", *, lowest: int = 1) -> tuple[str, int]:
-    """Return (host, port) of `host:port` or `[v6]:port`, port ≥ `lowest`. Raises ConfigError(`otherwise`) if
-    malformed."""
+def host_port(text: str, otherwise: str = "", *, listens: bool = False) -> tuple[str, int]:
+    """Return (host, port) of `host:port` or `[v6]:port`; to listen on, port is `LOWEST_PORT` or more, or 0. Raises
+    ConfigError(`otherwise`) if malformed."""
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     is_host = host and host.isascii() and host.isprintable() and not set(host) & set("/ ")
-    if not is_host or not re.fullmatch("[0-9]{1,5}", port) or not lowest <= int(port) <= 65535:
-        raise ConfigError(otherwise or f'address "{text}" is not host:port: give one such as 127.0.0.1:50051')
-    return host, int(port)
+    known = int(port) if re.fullmatch("[0-9]{1,5}", port) else -1
+    if not is_host or not ((listens and known == 0) or (LOWEST_PORT if listens else 1) <= known <= 65535):
+        limit = f", with 0 or a port from {LOWEST_PORT} to 65535" if listens else ""
+        raise ConfigError((otherwise or f'address "{text}" is not host:port: give one such as 127.0.0.1:50051') + limit)
+    return host, known
 
 
 def joined(host: str, port: int) -> str:

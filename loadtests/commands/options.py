@@ -11,12 +11,12 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from tailgate.loadtests.experiments.files import builtin_names
+from tailgate.servers.address import LOWEST_PORT
 from tailgate.servers.complaint import ConfigError
 
 T = TypeVar("T", int, float)
 _UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _LONGEST_S = 7 * 86_400.0
-_LOWEST_PORT = 1024  # those below belong to services of the system
 
 
 def number(kind: Callable[[str], T], low: float, high: float) -> Callable[[str], T]:
@@ -46,9 +46,9 @@ def duration(text: str, low_s: float = 0.001, high_s: float = _LONGEST_S) -> flo
 def port(text: str, words: str = "0") -> int:
     """Return the port, or 0; `words` name what else the option takes."""
     with suppress(ValueError):
-        if (value := int(text)) == 0 or _LOWEST_PORT <= value <= 65535:
+        if (value := int(text)) == 0 or LOWEST_PORT <= value <= 65535:
             return value
-    raise typer.BadParameter(f'is "{text}": give {words}, or a port from {_LOWEST_PORT} to 65535')
+    raise typer.BadParameter(f'is "{text}": give {words}, or a port from {LOWEST_PORT} to 65535')
 
 
 def run_directory(text: str) -> Path:

@@ -71,7 +71,7 @@ def command(
     if admin:
         admin_address(admin, f'--admin "{admin}" is not HOST:PORT or PATH: give the address that the split printed')
     if provider:
-        host_port(provider, f'--provider "{provider}" is not HOST:PORT: give one such as 127.0.0.1:9466', lowest=0)
+        host_port(provider, f'--provider "{provider}" is not HOST:PORT: give one such as 127.0.0.1:9466', listens=True)
     changes = [f"users.{key}={value}" for key, value in (("admin", admin), ("provider", provider)) if value]
     table = load_table(experiment, settings=[*(settings or ()), *changes], trace=trace)
     production = any(table_of(table, "users").get(key) for key in ("admin", "route", "provider"))

@@ -18,6 +18,7 @@ from tailgate.loadtests.experiments.users import UsersConfig
 from tailgate.loadtests.external.arms import EXTERNAL_KEYS, OipArm, OpenAiArm
 from tailgate.loadtests.external.client_security import OPEN, SecurityConfig, TlsPair
 from tailgate.loadtests.traffic.settings import TrafficConfig
+from tailgate.servers.address import LOWEST_PORT
 from tailgate.servers.config import ArmConfig, EngineConfig, ModelConfig, Name, Task
 from tailgate.servers.fields import DEFAULT, Listed, Settings
 from tailgate.servers.presets import Preset
@@ -86,6 +87,9 @@ class SplitterSettings(TlsPair):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
+        for key in ("port", "admin_port"):
+            if 0 < (port := getattr(self, key)) < LOWEST_PORT:
+                raise ValueError(f"{key} is {port}: give 0, or a port from {LOWEST_PORT} to 65535")
         if self.port and self.port == self.admin_port:
             raise ValueError(f"port and splitter.admin_port are both {self.port}: give two ports, or 0")
         return self

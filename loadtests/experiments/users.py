@@ -41,7 +41,7 @@ class UsersConfig(Settings):
         if self.api:
             host_port(self.api, f'api is "{self.api}": give an address as host:port')
         if self.provider:
-            host_port(self.provider, f'provider is "{self.provider}": give HOST:PORT', lowest=0)
+            host_port(self.provider, f'provider is "{self.provider}": give HOST:PORT', listens=True)
         if self.api and not self.route:
             raise ValueError(f'api is "{self.api}" but users.route is empty: name the route, or remove api')
         for arm, addresses in self.replicas.items():

@@ -36,7 +36,7 @@ class ProviderServer(Server):
     """
 
     def __init__(self, address: str, *, note: Callable[[str], None]) -> None:
-        host, port = host_port(address, lowest=0)
+        host, port = host_port(address, listens=True)
         token = secret_in(TOKEN_VARIABLE)
         if not token and not is_loopback(host):
             raise ConfigError(

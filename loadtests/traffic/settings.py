@@ -155,9 +155,9 @@ class TrafficConfig(Settings):
             f'master_bind is "{self.master_bind}": give an IP address of this host and a port, which workers and their '
             "requests come to, such as 10.0.0.5:5557"
         )
-        host, port = host_port(self.master_bind, wrong)
+        host, port = host_port(self.master_bind, wrong, listens=True)
         with suppress(ValueError):
-            if not ipaddress.ip_address(host).is_unspecified:
+            if port and not ipaddress.ip_address(host).is_unspecified:
                 return host, port
         raise ConfigError(wrong)
 

@@ -42,7 +42,7 @@ _PAGE_S: Final = 2.0
 def exporting(status: Status, address: str) -> Iterator[int]:
     """Show the run behind `status` at `address`, "host:port", and yield the port. Raises ConfigError where nothing can
     listen there."""
-    host, port = host_port(address, f'--metrics "{address}" is not HOST:PORT: give 127.0.0.1:9465', lowest=0)
+    host, port = host_port(address, f'--metrics "{address}" is not HOST:PORT: give 127.0.0.1:9465', listens=True)
     registry = CollectorRegistry(auto_describe=False)
     registry.register(RunCollector(status))
     try:

@@ -147,7 +147,9 @@ BAD_ADDRESSES = ("", "host", "host:", ":1", "host:0", "host:65536", "host:port",
 def test_a_written_address_is_read_back_and_any_other_is_refused_in_the_words_of_the_caller() -> None:
     for address in (("localhost", 1), ("10.0.0.5", 65535), ("::1", 50051), ("arm.example", 443)):
         assert host_port(joined(*address)) == address
-    assert host_port("localhost:0", lowest=0) == ("localhost", 0)
+    assert host_port("localhost:0", listens=True) == ("localhost", 0)
+    with pytest.raises(ConfigError, match=r"^--admin is odd, with 0 or a port from 1024 to 65535$"):
+        host_port("localhost:443", "--admin is odd", listens=True)
     for text in (*BAD_ADDRESSES, f"h:{'1' * 5000}"):
         with pytest.raises(ConfigError, match="host:port"):
             host_port(text)

@@ -115,7 +115,8 @@ def refused(changes: Mapping[str, Any], base: str = MINIMAL) -> str:
             {"arms": [CONTROL, EXTERNAL], "compare_models": True, "pressure": {"processors": 1}},
             ('arm "vllm" is external',),
         ),
-        ({"splitter": {"port": 80, "admin_port": 80}}, ("splitter.port", "admin_port", "80")),
+        ({"splitter": {"port": 8080, "admin_port": 8080}}, ("splitter.port", "admin_port", "8080")),
+        ({"splitter": {"admin_port": 443}}, ("splitter.admin_port", "443", "1024")),
         ({"traffic": {"remote_workers": 1}}, ('traffic.master_bind is ""', "give an IP address of this host")),
         ({"traffic": {"remote_workers": 1, "master_bind": "0.0.0.0:5557"}}, ("give an IP address of this host",)),
         ({"traffic": {"remote_workers": 1, "master_bind": "loadgen:5557"}}, ("give an IP address of this host",)),
@@ -204,7 +205,7 @@ def test_a_setting_of_no_key_is_refused(setting: str, words: str, tmp_path: Path
         ({"provider": "9466"}, ("users.provider", "9466", "HOST:PORT")),
         *(
             (settings, ("users.admin", "users.route"))
-            for settings in ({"route": "a/b"}, {"provider": "h:1", "access_log": "r.log"})
+            for settings in ({"route": "a/b"}, {"provider": "h:1024", "access_log": "r.log"})
         ),
     ],
 )

@@ -64,7 +64,7 @@ ROOT = Path(__file__).resolve().parents[3]
 SECRET = "0123456789abcdef"
 
 
-REMOTE = "--set traffic.remote_workers=1 --set traffic.master_bind=127.0.0.1:1"
+REMOTE = "--set traffic.remote_workers=1 --set traffic.master_bind=127.0.0.1:5557"
 
 
 @pytest.mark.parametrize(
