@@ -15,6 +15,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
+LOGS = "TAILGATE_LOGS"  # the variable with the folder for tracebacks of a run's processes
 # A line keeps its beginning (what, and the start of a value) and its end (the limit and the remedy).
 LONGEST = 1000
 _TAIL = 300
@@ -48,9 +49,8 @@ def did_you_mean(word: str, known: Iterable[str] | Mapping[str, str]) -> str:
     """Return "did you mean NAME? " with the name of `known` that is closest to `word`, or what a mapping has of it;
     empty where none is close."""
     closest = difflib.get_close_matches(word, list(known), n=1, cutoff=0.65)
-    if not closest:
-        return ""
-    return f"did you mean {known[closest[0]] if isinstance(known, Mapping) else closest[0]}? "
+    found = [known[name] if isinstance(known, Mapping) else name for name in closest]
+    return f"did you mean {found[0]}? " if found else ""
 
 
 def named(error: BaseException) -> str:
@@ -101,8 +101,8 @@ def write_failure(error: OSError) -> str:
 
 
 def fault(error: BaseException, folder: Path | None = None) -> str:
-    """Describe an unexpected exception, and write its traceback to a file that the text names: in `folder`, or among
-    the temporary files if that fails."""
+    """Describe an unexpected exception, and write its traceback to a file that the text names: in `folder`, by default
+    the run's, or among the temporary files if that fails."""
     what = named(error)
     if isinstance(error, MemoryError) or any(words in str(error) for words in _NO_MEMORY):
         return f"out of memory ({what}): free some, or ask for less; {_kept(error, folder)}"
@@ -115,10 +115,8 @@ def _kept(error: BaseException, folder: Path | None) -> str:
     about = f"tailgate on Python {platform.python_version()}, {platform.platform()}\n\n"
     report = about + "".join(traceback.format_exception(error))
     name = f"traceback-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}.txt"
-    places = [Path(tempfile.gettempdir()) / f"tailgate-{name}"]
-    if folder is not None and folder.is_dir():
-        places.insert(0, folder / name)
-    for place in places:
+    given = [Path(place) / name for place in (folder, os.environ.get(LOGS)) if place]
+    for place in (*given, Path(tempfile.gettempdir()) / f"tailgate-{name}"):
         with suppress(OSError):
             place.write_text(report, encoding="utf-8", errors="backslashreplace")
             return f"its traceback is in {place}"

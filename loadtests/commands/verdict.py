@@ -28,16 +28,19 @@ def judge_run(
 
     As JSON it is the `whole` summary or its outcome, and either has the `next` step. Returns the exit code.
     """
-    from tailgate.analysis.records.tables import RecordError
-    from tailgate.analysis.report import write_reports
-    from tailgate.analysis.report.terminal import next_step, verdict_table
-    from tailgate.analysis.summary.summary import analyze, write_summary
 
     def unjudged(message: str, code: int) -> int:
         """Complain that there is no verdict. After a run, programs still get their line."""
         complain(message, code)
         return without_verdict(run_dir, {"error": message, **ended}, code, as_json=as_json) if ended else code
 
+    try:
+        from tailgate.analysis.records.tables import RecordError
+        from tailgate.analysis.report import write_reports
+        from tailgate.analysis.report.terminal import next_step, verdict_table
+        from tailgate.analysis.summary.summary import analyze, write_summary
+    except ImportError as error:  # such as for lack of memory
+        return unjudged(fault(error, run_dir), EXIT_BROKE)
     try:
         with working(f"judging {run_dir}", quiet=quiet):
             summary = analyze(run_dir, slo=slo)

@@ -159,7 +159,7 @@ def measure_references(trial: TrialContext, when: When, *, command: Sequence[str
                 name,
                 [*command, "--device", device, "--seconds", f"{seconds:g}"],
                 log_path=trial.logs / f"{name}.log",
-                environment=child_environment() | thread_variables(arm.config),
+                environment=child_environment(trial.logs) | thread_variables(arm.config),
                 commands=True,
                 parse=messages_of(Ready, Measured),
             )

@@ -153,7 +153,7 @@ class ParityRun:
         _write(work / "config.json", arm.config.to_dict())
         fresh = self.experiment.trials.compile_cache == "fresh"
         cache = work / "compile-cache" if fresh else self.shared_cache
-        environment = child_environment()
+        environment = child_environment(self.folder / "logs")
         isolate_compiler(environment, str(cache.resolve()))
         if what == "arm":
             environment |= thread_variables(arm.config)

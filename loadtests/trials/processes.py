@@ -6,6 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Collection, Sequence
+from pathlib import Path
 
 import psutil
 
@@ -14,15 +15,16 @@ from tailgate.loadtests.provider import TOKEN_VARIABLE as PROVIDER_TOKEN_VARIABL
 from tailgate.loadtests.trials.context import RunError
 from tailgate.loadtests.workers.channel import TOKEN_VARIABLE
 from tailgate.servers.clock import anchored_environment
+from tailgate.servers.complaint import LOGS
 from tailgate.servers.config import ArmConfig
 
 
-def child_environment() -> dict[str, str]:
-    """Return this process's environment with the shared clock, without variables of Locust and without the secrets of
-    its channel and of those who ask about a candidate."""
+def child_environment(logs: Path | None = None) -> dict[str, str]:
+    """Return this process's environment with the shared clock and the folder for tracebacks, without variables of
+    Locust and without the secrets of its channel and of those who ask about a candidate."""
     secrets = {TOKEN_VARIABLE, PROVIDER_TOKEN_VARIABLE}
     kept = {key: value for key, value in os.environ.items() if not key.startswith("LOCUST_") and key not in secrets}
-    return {**kept, **anchored_environment()}
+    return {**kept, **anchored_environment(), **({} if logs is None else {LOGS: str(logs.resolve())})}
 
 
 def thread_variables(arm: ArmConfig) -> dict[str, str]:

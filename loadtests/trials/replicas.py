@@ -93,7 +93,7 @@ class Replicas:
             command += ["--token-env", security.token_env]
         if self._trial.status.exported:
             command += ["--metrics-port", FREE_PORT]
-        environment = child_environment() | thread_variables(arm.config)
+        environment = child_environment(self._trial.logs) | thread_variables(arm.config)
         self._trial.status.replicas[name].stage = "starting"
         log_path = self._trial.logs / f"{name}.log"
         child = Child(name, command, log_path=log_path, environment=environment, parse=_LISTENING)

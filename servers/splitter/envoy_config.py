@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,11 +109,9 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def is_ip(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
+    with suppress(ValueError):
+        return bool(ipaddress.ip_address(host))
+    return False
 
 
 def stat_name(arm: str) -> str:

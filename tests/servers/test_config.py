@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailgate.servers.complaint import LONGEST, ConfigError, fault, one_line, write_failure
+from tailgate.servers.complaint import LOGS, LONGEST, ConfigError, fault, one_line, write_failure
 from tailgate.servers.config import (
     ArmConfig,
     CompileConfig,
@@ -185,6 +185,8 @@ def test_a_fault_names_the_file_of_its_traceback_or_its_place(tmp_path: Path, mo
         message = fault(error, tmp_path / "gone")
         assert message.startswith("out of memory")
         assert str(os.getpid()) in message
+    monkeypatch.setenv(LOGS, str(tmp_path))
+    assert f"{tmp_path}/traceback-" in fault(raised(), tmp_path / "gone")
 
 
 def test_a_failed_write_has_the_remedy_of_its_reason() -> None:

@@ -250,6 +250,16 @@ def test_a_fault_of_a_run_keeps_and_judges_what_was_recorded(
     assert json.loads(output.out)["error"].startswith("out of memory")
 
 
+def test_a_library_that_does_not_load_leaves_its_traceback_with_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "experiment.toml").touch()
+    monkeypatch.setitem(sys.modules, "tailgate.analysis.summary.summary", None)
+    assert main(["analyze", str(tmp_path)]) == 1
+    (path,) = tmp_path.glob("traceback-*.txt")
+    assert f"its traceback is in {path}" in capsys.readouterr().err
+
+
 @pytest.mark.process
 @pytest.mark.parametrize("stream", ["/dev/full", "closed"])
 def test_a_stdout_that_takes_nothing_is_reported_in_one_line(stream: str) -> None:
