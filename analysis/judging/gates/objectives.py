@@ -15,7 +15,7 @@ from tailgate.analysis.judging.paths import share_path, share_tests
 from tailgate.analysis.records.plain_values import mapping
 from tailgate.analysis.run.run import Run
 from tailgate.analysis.run.slo import ShareResult, Units, failures, judge_share, observed, units
-from tailgate.analysis.settings.metrics import METRIC_NAMES
+from tailgate.analysis.settings.metrics import METRIC_NAMES, gate_label
 from tailgate.analysis.settings.slo_targets import SloTarget
 from tailgate.analysis.statistics.planning import share_needed_s
 from tailgate.analysis.wording import counted, digits, enough, percent
@@ -33,9 +33,9 @@ def objective_gate(run: Run, arm: str, target: SloTarget) -> Gate:
     gate = share_gate(run, arm, own, name=f"slo {target.key}", kind="slo", allowed=target.allowed_share, what=what)
     base = observed(run.requests, run.of_arm(run.control) & run.usable, target)
     if gate.verdict == FAIL and not math.isnan(base):
-        also = f"; {run.control} has {digits(base)} {'%' if target.quantile is None else 'ms'}"
-        also += " and misses it too." if base > target.limit else "."
-        gate = replace(gate, reason=gate.reason.removesuffix(".") + also)
+        shown = f"{digits(base)} {'%' if target.quantile is None else 'ms'}"
+        also = f"{gate_label(target.key)} of {run.control} is {shown}{' and misses it too' * (base > target.limit)}"
+        gate = replace(gate, reason=f"{gate.reason.removesuffix('.')}; {also}.")
     if target.quantile is None:
         return gate
     slowest = float(own.ms.max()) if len(own.ms) and not own.missed.any() else None

@@ -86,9 +86,15 @@ def share_gate(folder: Path, name: str, slo: dict[str, Any], **arm: Any) -> Gate
             {"error_pct": 5},
             {"error_share": 0.3},
             "pct",
-            ("requests failed", "limit 5 %; eager has 0 %."),
+            ("requests failed", "limit 5 %; error rate of eager is 0 %."),
         ),
-        ("slo p50_ttft_ms", {"p50_ttft_ms": 5}, {}, "ms", (" ms and misses it too.", "limit 50 %; eager has ")),
+        (
+            "slo p50_ttft_ms",
+            {"p50_ttft_ms": 5},
+            {},
+            "ms",
+            (" ms and misses it too.", "limit 50 %; p50 TTFT of eager is "),
+        ),
         ("errors", {}, {"error_share": 0.3}, "pct", ("requests failed", "error bars", "limit 0.5 %")),
     ],
 )

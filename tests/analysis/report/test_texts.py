@@ -256,7 +256,7 @@ def test_markup_and_escape_codes_in_a_name_are_not_obeyed_and_no_reason_is_repea
     assert "[red]eager" in re.sub(r"\s", "", shown)
 
 
-def beside(limit: float, high: float) -> str:
+def at_limit(limit: float, high: float) -> str:
     """Show the interval up to `high`, and the limit, of a gate on a ratio."""
     figures = {"value": 0.9, "limit": limit, "low": 0.824, "high": high, "unit": "ratio"}
     gate = Gate.model_validate({"arm": "a", "gate": "", "kind": "memory", "verdict": "PASS", "reason": "", **figures})
@@ -271,7 +271,7 @@ SHOWN = [
     (values.ratio, {1.0034: "×1.003", 0.9996: "×1.000", 12.3: "×12.3"}),
     (lambda low: values.interval(low, None), {0.5: "[0.500, –]", None: "–"}),
     (
-        partial(beside, 1.1),
+        partial(at_limit, 1.1),
         {1.098: "[0.824, 1.098] ×1.100", 1.0997: "[0.8240, 1.0997] ×1.1000", 1.1: "[0.824, 1.100] ×1.100"},
     ),
     (lambda count: counted(count, "process"), {0: "0 processes", 1: "1 process", 2: "2 processes"}),

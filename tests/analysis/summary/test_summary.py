@@ -252,7 +252,7 @@ def test_a_closed_loop_and_lengths_over_the_limits_are_reported(tmp_path):
     assert summary["traffic"] == {"over_limit.input_over": 7.0, "over_limit.output_over": 2.0}
     assert summary["design"]["open_loop"] is False
     assert summary["design"]["concurrency"] == 8
-    assert "prompts too long" in html_report(summary)
+    assert "prompts cut to engine.max_prompt_tokens" in html_report(summary)
     for gate in estimates_of(summary):
         assert gate["verdict"] == "INCONCLUSIVE"
         assert "open loop" in gate["blocked_by"]
