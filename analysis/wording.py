@@ -7,6 +7,9 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+Digits = Callable[[float, int], str]
+fixed: Digits = "{:.{}f}".format
+
 
 def _plain(number: float | None) -> str:
     return f"{number:.10g}" if isinstance(number, float) else str(number)
@@ -35,18 +38,12 @@ def digits(value: float, most: int = 3) -> str:
     return f"{value:.{most}g}" if abs(value) < 10**most - 0.5 else f"{value:,.0f}"
 
 
-def fixed(value: float, places: int) -> str:
-    return f"{value:.{places}f}"
-
-
 def percent(share: float, most: int = 3) -> str:
     """Format the share in percent: "0.123 %"."""
     return f"{digits(100.0 * share, most)} %"
 
 
-def enough(
-    limit: float, values: Iterable[float | None], show: Callable[[float, int], str] = digits, least: int = 3
-) -> int:
+def enough(limit: float, values: Iterable[float | None], show: Digits = digits, least: int = 3) -> int:
     """Return the digits, `least` or more, with which no value reads as a limit that it differs from: 1.0997 at 1.1."""
     others = [one for one in values if one is not None and not math.isclose(one, limit, rel_tol=1e-7)]
     return next((n for n in range(least, 10) if show(limit, n) not in [show(one, n) for one in others]), least)

@@ -118,9 +118,7 @@ def unfinished_requests(accounts: Iterable[Account]) -> Counter[str]:
     return counts
 
 
-def lost_processes(
-    accounts: Sequence[Account], trials: Sequence[Mapping[str, Any]], named: Named = "trial {}".format
-) -> list[str]:
+def lost_processes(accounts: Sequence[Account], trials: Sequence[Account], named: Named) -> list[str]:
     """Describe load processes that ended early, or whose requests are not all recorded."""
     faults = []
     for info in trials:

@@ -52,13 +52,13 @@ class Disturbance:
     text: str  # a sentence without its full stop
 
 
-def rows_of_rule(
-    rule: Rule, arms: Sequence[str], found: Iterable[Disturbance], named: Named, *, remedy: str | None = None
-) -> Iterator[Check]:
+def rows_of_rule(rule: Rule, seen: Evidence, found: Iterable[Disturbance]) -> Iterator[Check]:
     """Yield one row for all arms, and one for each arm whose gates alone are concerned.
 
-    The control is the first of `arms`; what concerns it concerns all, since each is compared with it.
+    What concerns the control concerns all, since each is compared with it. The remedy of arms on the CPU names no GPU.
     """
+    arms = seen.run.arms
+    on_cpu = all(item.device == "cpu" for item in seen.machines.speeds)
     worst = sorted(found, key=lambda item: -item.excess)
     of_all = {item.place for item in worst if item.arms is None or arms[0] in item.arms}
     for arm in (None, *arms[1:]):
@@ -72,7 +72,7 @@ def rows_of_rule(
         texts = []
         for first, *others in places.values():
             more = [*{item.trial for item in others} - {first.trial}]
-            also = named(more[0]) if len(more) == 1 else counted(len(more), "more trial")
+            also = seen.run.trial_name(more[0]) if len(more) == 1 else counted(len(more), "more trial")
             texts.append(first.text + (f", and in {also}" if more else ""))
         shifts = [[item.shift for item in items if item.shift is not None] for items in places.values()]
         unknown = any(item.shift is None for item in own)
@@ -81,14 +81,9 @@ def rows_of_rule(
             arm=arm,
             shift=None if unknown else LEVER * sum(map(max, shifts)),
             among_trials=all(item.among_trials for item in own),
-            remedy=" ".join(dict.fromkeys(item.remedy for item in own if item.remedy)) or remedy,
+            remedy=" ".join(dict.fromkeys(item.remedy for item in own if item.remedy))
+            or rule.remedy.replace(_OF_GPUS, "" if on_cpu else _OF_GPUS),
         )
-
-
-def _remedy(rule: Rule, seen: Evidence) -> str:
-    """Return the rule's remedy, without GPUs where all arms run on the CPU."""
-    on_cpu = all(item.device == "cpu" for item in seen.machines.speeds)
-    return rule.remedy.replace(_OF_GPUS, "") if on_cpu else rule.remedy
 
 
 def machine_rule(name: str, **facts: Any) -> Callable[[Callable[[Evidence], Iterable[Disturbance]]], Rule]:
@@ -97,9 +92,7 @@ def machine_rule(name: str, **facts: Any) -> Callable[[Callable[[Evidence], Iter
     def made(find: Callable[[Evidence], Iterable[Disturbance]]) -> Rule:
         rule = Rule(
             name=name,
-            find=lambda seen: rows_of_rule(
-                rule, seen.run.arms, find(seen), seen.run.trial_name, remedy=_remedy(rule, seen)
-            ),
+            find=lambda seen: rows_of_rule(rule, seen, find(seen)),
             rank=MACHINES,
             **facts,
         )
@@ -382,9 +375,7 @@ class MachineVerdict:
     line: str
 
 
-def machine_verdict(
-    machines: MachineRecords, checks: Sequence[Check], named: Named = "trial {}".format
-) -> MachineVerdict:
+def machine_verdict(machines: MachineRecords, checks: Sequence[Check], named: Named) -> MachineVerdict:
     """Return the verdict: disturbed where a check of the machines failed, quiet only where nothing is unknown."""
     if not machines.monitored:
         line = "Not monitored: no monitor recorded the machines of this run."

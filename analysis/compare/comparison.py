@@ -51,14 +51,6 @@ _FILES = ("traffic.trace", "traffic.tokenizer")  # compared by their names
 _OF_MACHINE = ("machine", "cpu.model", "cpu.usable", "gpus", "platform", "python", "git_commit")
 
 
-class Pair(NamedTuple):
-    """Two runs that may be compared. `differs` is what may be the cause."""
-
-    run: Run
-    differs: tuple[str, ...]
-    arm: str  # the candidate's name in its own run
-
-
 def made_run(path: Path, folder: Path) -> Path:
     """Return the run directory at `path`, or make one in `folder` from another tool's result file."""
     if joins_runs(path):
@@ -72,9 +64,12 @@ def made_run(path: Path, folder: Path) -> Path:
     raise RecordError(f"{path} {problem}: give a directory that `tailgate run` wrote, or another tool's result")
 
 
-def read_pair(baseline: Path, candidate: Path, *, arm: str = "", gates: Mapping[str, Any] | None = None) -> Pair:
-    """Read both directories as one run. `arm` is a name, or BASELINE=CANDIDATE; `gates` replace the candidate's.
+def read_pair(
+    baseline: Path, candidate: Path, *, arm: str = "", gates: Mapping[str, Any] | None = None
+) -> tuple[Run, list[str], str]:
+    """Read both directories as one run; return it, what else differs, and the arm's name in the candidate.
 
+    `arm` is a name, or BASELINE=CANDIDATE; `gates` replace the candidate's.
     Raises RecordError if the two are one run, lack the arm, or differ in what a comparison rests on.
     """
     if baseline.resolve() == candidate.resolve():
@@ -101,8 +96,7 @@ def read_pair(baseline: Path, candidate: Path, *, arm: str = "", gates: Mapping[
     if settings[0].get("traffic.arrivals") == "saturation":
         raise RecordError(f"{candidate.name} searched for the load that its arms hold: give runs of `tailgate run`")
     sides = [_Side(run, own, name) for run, own, name in zip(runs, arms, (BASELINE, CANDIDATE), strict=True)]
-    run = with_lengths(Run.of(_of_two_arms(records, sides, gates)))
-    return Pair(run=run, differs=tuple(texts.values()), arm=arms[1])
+    return with_lengths(Run.of(_of_two_arms(records, sides, gates))), [*texts.values()], arms[1]
 
 
 def chosen_arms(text: str, baseline: RecordedRun, candidate: RecordedRun) -> tuple[str, str]:
@@ -271,16 +265,16 @@ def compare_runs(
 
     `arm` and `gates` are as of `read_pair`; `trust_machines` assumes that both machines are equally fast.
     """
-    pair = read_pair(baseline, candidate, arm=arm, gates=gates)
-    of_machines = _speed(pair.run, trusted=trust_machines)
-    texts = "; ".join(pair.differs)
+    run, differing, own_name = read_pair(baseline, candidate, arm=arm, gates=gates)
+    of_machines = _speed(run, trusted=trust_machines)
+    texts = "; ".join(differing)
     differs = f"The candidate differs in {texts}." if texts else "No recorded setting or version differs."
-    faults = [text for text in pair.differs if pair.run.limits.max_memory_ratio and text.startswith(_LENGTH)]
+    faults = [text for text in differing if run.limits.max_memory_ratio and text.startswith(_LENGTH)]
     given = (of_machines, WHAT_DIFFERS.found(faults, reason=differs, arm=CANDIDATE))
-    summary = summary_of(pair.run, judge(pair.run, given))
-    summary["created"] = moment(min(trial.first_ns for trial in pair.run.trials_of(CANDIDATE)))
+    summary = summary_of(run, judge(run, given))
+    summary["created"] = moment(min(trial.first_ns for trial in run.trials_of(CANDIDATE)))
     for row in summary["advice"]["remedies"]:  # commands read the candidate's own experiment
-        text = str(row["text"]).replace(f"--arm {CANDIDATE}", f"--arm {pair.arm}")
+        text = str(row["text"]).replace(f"--arm {CANDIDATE}", f"--arm {own_name}")
         row["text"] = text.replace("experiment.toml", str(candidate / "experiment.toml"))
     return summary
 

@@ -24,6 +24,10 @@ from tailgate.analysis.summary.model import Summary
 from tailgate.analysis.wording import counted
 
 _PUNCTUATION = re.compile(r"([\\`*_\[\]<>|~])")
+_VALUES = (
+    *("text", "count", "milliseconds", "figure", "seconds", "span"),
+    *("percent", "byte_size", "rate", "ratio", "interval"),
+)
 _ZERO_WIDTH_SPACE = "\u200b"
 _MARKS = {"PASS": "✅ PASS", "FAIL": "❌ FAIL", "INCONCLUSIVE": "❔ INCONCLUSIVE"}
 
@@ -52,10 +56,9 @@ def environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    for name in _VALUES:
+        made.filters[name] = getattr(values, name)
     for show in (
-        *(values.text, values.count, values.milliseconds, values.figure, values.seconds, values.span),
-        *(values.percent, values.byte_size, values.rate, values.ratio),
-        values.interval,
         *(brief.value_of, brief.limit_of, brief.bounds_of, brief.sentence_of, brief.first_sentence),
         *(prose, code, prose_with_code, html_with_code, with_tooltips),
     ):

@@ -35,20 +35,13 @@ def _of_numbers(show: Callable[..., str]) -> Callable[..., str]:
     return shown
 
 
-@_of_numbers
-def figure(value: float, most: int = 3) -> str:
-    """Show three significant digits, with commas between thousands: 8412.3 is "8,412", 0.4567 is "0.457"."""
-    return digits(value, most)
+def _with(unit: str) -> Callable[..., str]:
+    return _of_numbers(lambda value, most=3: f"{digits(value, most)}{unit}")
 
 
-@_of_numbers
-def count(value: float) -> str:
-    return f"{value:,.0f}"
-
-
-@_of_numbers
-def seconds(value: float, most: int = 3) -> str:
-    return f"{digits(value, most)} s"
+# With three significant digits, and commas between thousands: 8412.3 is "8,412", 0.4567 is "0.457".
+figure, seconds, percent, rate = map(_with, ("", " s", " %", " /s"))
+count, byte_size = map(_of_numbers, ("{:,.0f}".format, bytes_text))
 
 
 @_of_numbers
@@ -70,23 +63,8 @@ def span(value: float) -> str:
 
 
 @_of_numbers
-def percent(value: float, most: int = 3) -> str:
-    return f"{digits(value, most)} %"
-
-
-@_of_numbers
 def ratio(value: float, most: int = 3) -> str:
     return f"×{fixed(value, most)}" if abs(value) < 10 else f"×{digits(value, most)}"
-
-
-@_of_numbers
-def byte_size(value: float) -> str:
-    return bytes_text(value)
-
-
-@_of_numbers
-def rate(value: float) -> str:
-    return f"{digits(value)} /s"
 
 
 UNITS = {"ratio": ratio, "ms": milliseconds, "s": seconds, "pct": percent}

@@ -93,7 +93,9 @@ def stopped(*, joined: bool = False, **facts: Any) -> list[str]:
 
 
 def lost(**changes: Any) -> list[str]:
-    return lost_processes([{**ACCOUNT, "trial": 1, "rows": 600, **changes}], [{"trial": 1, "load_processes": 1}])
+    return lost_processes(
+        [{**ACCOUNT, "trial": 1, "rows": 600, **changes}], [{"trial": 1, "load_processes": 1}], "trial {}".format
+    )
 
 
 ACCOUNT: dict[str, Any] = {
@@ -255,7 +257,9 @@ def disturbance(*, excess: float, shift: float | None, trial: int = 1, place: st
 def test_disturbances_shift_an_arm_by_the_largest_change_of_each_place(
     troubles: list[Disturbance], shift: float | None
 ) -> None:
-    (check,) = rows_of_rule(speed, ARMS, troubles, "trial {}".format)
+    run = SimpleNamespace(arms=ARMS, trial_name="trial {}".format)
+    seen: Any = SimpleNamespace(run=run, machines=SimpleNamespace(speeds=()))
+    (check,) = rows_of_rule(speed, seen, troubles)
     assert check.shift == shift
 
 

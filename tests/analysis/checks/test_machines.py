@@ -45,7 +45,7 @@ def judged(machines, *, trials=2, seed=1, arms=2, seconds=60.0):
     run = run_of(machines, trials=trials, seed=seed, arms=arms, seconds=seconds)
     machines = MachineRecords.of(run)
     checks = checks_of(machines, run)
-    return machine_verdict(machines, checks), checks
+    return machine_verdict(machines, checks, "trial {}".format), checks
 
 
 def run_of(machines, *, trials=2, seed=1, arms=2, seconds=60.0):
@@ -160,7 +160,7 @@ def test_other_work_is_unknown_where_an_external_server_of_the_host_cannot_be_se
     hidden = MachineRecords.of(replace(run, trials=(replace(run.trials[0], info=info),)))
     assert [host.foreign for host in hidden.hosts] == [None]
     checks = checks_of(hidden, run)
-    assert machine_verdict(hidden, checks).verdict == "partly monitored"
+    assert machine_verdict(hidden, checks, "trial {}".format).verdict == "partly monitored"
     assert checks == []
 
 

@@ -239,7 +239,7 @@ def test_an_arm_that_is_not_one_is_refused(
 
 
 def test_only_the_two_arms_are_read_under_new_names(baseline: Path, tmp_path: Path) -> None:
-    run = read_pair(baseline, later(tmp_path)).run
+    run, _, _ = read_pair(baseline, later(tmp_path))
     assert run.arms == ("baseline", "candidate")
     assert [len(run.trials_of(arm)) for arm in run.arms] == [2, 2]
     assert {event.arm for event in run.events} == {"baseline", "candidate"}
@@ -267,5 +267,5 @@ def test_a_trial_without_the_arm_is_missing(baseline: Path, tmp_path: Path) -> N
     def without(info: dict[str, Any]) -> None:
         info["arms"] = [row for row in info["arms"] if row["name"] != "compiled" or info["trial"] == 1]
 
-    run = read_pair(baseline, edited(later(tmp_path), without)).run
+    run, _, _ = read_pair(baseline, edited(later(tmp_path), without))
     assert [len(run.trials_of(arm)) for arm in run.arms] == [2, 1]
