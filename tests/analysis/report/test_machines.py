@@ -12,7 +12,7 @@ import pytest
 from tailgate.analysis.report import html_report, markdown_report, verdict_table
 from tailgate.analysis.summary.summary import analyze
 from tests.analysis.report.conftest import HOSTILE
-from tests.fakes.machines import GIB, FakeMachines, Trouble, sample, tell
+from tests.fakes.machines import FakeMachines, Trouble
 from tests.fakes.runs import FakeRun, write_run
 
 Summary = dict[str, Any]
@@ -95,22 +95,3 @@ def test_each_run_is_shown(joined: Summary, read_page: Callable[[str], Any]) -> 
     joined["joined"]["differences"] = [HOSTILE]
     for report in (html_report, markdown_report):
         assert not re.search("<script>document.title|<img src=x", report(joined))
-
-
-CARDS = {"eager": "cuda:0", "compiled": "cuda:1"}
-
-
-@pytest.fixture(scope="module")
-def sampled(tmp_path_factory: pytest.TempPathFactory) -> Summary:
-    directory = write_run(tmp_path_factory.mktemp("run") / "run", FakeRun(duration_s=120, rate=2, trials=2))
-    tell(directory, devices=CARDS)
-    for arm in CARDS:
-        levels = {"reserved_bytes": 2 * GIB, "peak_bytes": 1.5 * GIB}
-        sample(directory, "allocator", f"{arm}-0", levels, arm=arm)
-    return analyze(directory)
-
-
-def test_figures_of_resources_stand_with_those_of_throughput(sampled: Summary, read_page: Callable[[str], Any]) -> None:
-    text = read_page(html_report(sampled)).text
-    assert "Memory, peak kept by the allocator 2 GiB 2 GiB" in text
-    assert "process on the host" not in text

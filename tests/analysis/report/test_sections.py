@@ -45,12 +45,6 @@ def test_the_answer_says_how_the_search_ended(searched: Summary, tmp_path: Path)
         assert words in verdict_table(summary, width=200)
 
 
-def test_failed_rows_of_a_trace_are_counted_in_the_report(demo: Summary) -> None:
-    facts = {"format": "burstgpt", "rows_read": 9, "failed": 2}
-    page = html_report({**demo, "traffic": {f"prompts.trace.{key}": value for key, value in facts.items()}})
-    assert "failed requests of traffic.trace, left out" in page
-
-
 def cards(summary: Summary) -> str:
     shown = html_report(summary).partition('class="cards"')[2].partition("</section>")[0]
     return re.sub(r"</?abbr[^>]*>", "", shown)

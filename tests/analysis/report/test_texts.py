@@ -7,7 +7,6 @@ import json
 import re
 import sys
 import xml.etree.ElementTree as ET
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,11 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from tailgate.analysis.report import values, verdict_table, write_reports
-from tailgate.analysis.report.brief import bounds_of, brief_of, limit_of, sentence_of
+from tailgate.analysis.report.brief import bounds_of, brief_of, limit_of, sentence_of, value_of
 from tailgate.analysis.report.rendering import code, junit_xml, markdown_report, prose
 from tailgate.analysis.settings.metrics import gate_label
-from tailgate.analysis.summary.model import Gate, plain
 from tailgate.analysis.summary.model import Summary as Model
+from tailgate.analysis.summary.model import plain
 from tailgate.analysis.wording import counted
 from tests.golden.recorded import GOLDEN, RUNS, encoded, golden, summary_of
 
@@ -101,11 +100,6 @@ def test_every_gate_is_one_case_of_its_arm_with_its_verdict(demo: Summary) -> No
     assert root.attrib["failures"] == "4"
 
 
-def test_characters_that_xml_forbids_are_dropped(demo: Summary) -> None:
-    demo["gates"][0]["reason"] = "\x00\x1b[31m\ufffe?"
-    assert "[31m?" in junit_xml(demo)
-
-
 def gate(name: str, reason: str, *, verdict: str = "INCONCLUSIVE", **more: Any) -> Summary:
     row = {"arm": "compiled-padded", "gate": name, "kind": "slo", "value": 1.0, "limit": 2.0, "unit": "ms"}
     return row | {"verdict": verdict, "reason": reason} | more
@@ -146,11 +140,11 @@ def test_the_next_step_is_that_of_a_remedy_of_the_first_fault_or_a_longer_run(de
     assert brief_with(demo, gate("errors", "?", verdict="PASS"), advice=advice, overall="PASS").next == ""
 
 
-def test_a_ratio_of_the_brief_is_that_of_its_gate(demo: Summary) -> None:
-    rows = {(row["arm"], row["gate"]): row for row in demo["gates"]}
-    for arm in brief_of(Model.of(demo)).treatments:
-        value = rows[arm.name, "noninferiority p99_ttft"]["value"]
-        assert arm.figures["p99 TTFT"][0] == values.ratio(value)
+def test_figures_show_on_which_side_of_the_limit_they_lie(demo: Summary) -> None:
+    for high, shown in ((1.098, "×0.900 [0.824, 1.098] ×1.100"), (1.0997, "×0.9000 [0.8240, 1.0997] ×1.1000")):
+        ratio = {"kind": "memory", "unit": "ratio", "value": 0.9, "limit": 1.1, "low": 0.824, "high": high}
+        (_, padded, *_) = brief_with(demo, gate("memory ratio", "?", **ratio)).arms
+        assert " ".join(show(padded.gates[0]) for show in (value_of, bounds_of, limit_of)) == shown
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -256,13 +250,6 @@ def test_markup_and_escape_codes_in_a_name_are_not_obeyed_and_no_reason_is_repea
     assert "[red]eager" in re.sub(r"\s", "", shown)
 
 
-def at_limit(limit: float, high: float) -> str:
-    """Show the interval up to `high`, and the limit, of a gate on a ratio."""
-    figures = {"value": 0.9, "limit": limit, "low": 0.824, "high": high, "unit": "ratio"}
-    gate = Gate.model_validate({"arm": "a", "gate": "", "kind": "memory", "verdict": "PASS", "reason": "", **figures})
-    return f"{bounds_of(gate)} {limit_of(gate)}"
-
-
 SHOWN = [
     (values.milliseconds, {0: "0 ms", 0.8412: "0.841 ms", 84.25: "84.2 ms", 999.7: "1 s", 8412.3: "8.41 s"}),
     (values.span, {90: "90 s", 125: "2 min 5 s", 1260: "21 min", 5400: "1 h 30 min"}),
@@ -270,10 +257,6 @@ SHOWN = [
     (plain, {"\x1b[31mred\x07\ud800": "[31mred", "com\u202epiled\u2066": "compiled"}),
     (values.ratio, {1.0034: "×1.003", 0.9996: "×1.000", 12.3: "×12.3"}),
     (lambda low: values.interval(low, None), {0.5: "[0.500, –]", None: "–"}),
-    (
-        partial(at_limit, 1.1),
-        {1.098: "[0.824, 1.098] ×1.100", 1.0997: "[0.8240, 1.0997] ×1.1000", 1.1: "[0.824, 1.100] ×1.100"},
-    ),
     (lambda count: counted(count, "process"), {0: "0 processes", 1: "1 process", 2: "2 processes"}),
     (lambda count: counted(count, "entry", "{:.2g}".format), {1.02: "1 entry", 2: "2 entries"}),
 ]
@@ -282,11 +265,6 @@ SHOWN = [
 @pytest.mark.parametrize(("show", "value", "shown"), [(show, *case) for show, cases in SHOWN for case in cases.items()])
 def test_values_read_well(show: Any, value: Any, shown: str) -> None:
     assert show(value) == shown
-
-
-@given(st.floats(allow_nan=False, allow_infinity=False, min_value=1e-3, max_value=1e12))
-def test_figures_are_within_half_a_percent(value: float) -> None:
-    assert float(values.figure(value).replace(",", "")) == pytest.approx(value, rel=0.0051)
 
 
 @given(

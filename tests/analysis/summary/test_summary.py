@@ -55,20 +55,6 @@ def clean(tmp_path_factory):
     return summary_of(tmp_path_factory.mktemp("clean"), FakeRun(slo=SLO))
 
 
-@pytest.mark.parametrize(
-    ("run", "overall", "code"),
-    [
-        (FakeRun(), "PASS", 0),
-        (FakeRun(arms=(EAGER, FakeArm(name="compiled", ratio=1.4))), "FAIL", 99),
-        (SHORT, "INCONCLUSIVE", 3),
-    ],
-    ids=["equal arms", "a slower arm", "a short run"],
-)
-def test_the_exit_code_is_that_of_the_verdict(run, overall, code, tmp_path):
-    summary = summary_of(tmp_path, run)
-    assert (summary["overall"], summary["exit_code"]) == (overall, code)
-
-
 def test_parquet_alone_is_judged_and_recompiles_are_unknown_without_events(tmp_path):
     trial = write_run(tmp_path / "run", FakeRun(server_columns=False)) / "trial-01"
     requests = read_table(trial / "requests-0.arrow", REQUESTS)[0]
@@ -188,14 +174,6 @@ def test_disturbed_machines_leave_a_pass_open_unless_changing_places_balances_it
         assert blocked is ("would be PASS" in gate["reason"])
         # What slowed an arm that met its objectives is no reason to doubt them.
         assert blocked is (left_open and gate["kind"] == "noninferiority")
-
-
-def test_recompiles_on_disturbed_machines_still_fail(tmp_path):
-    arms = (EAGER, FakeArm(name="compiled", compiles=(Compile(at_s=100.0, seconds=9.0),)))
-    summary = on_machines(tmp_path, Trouble(what="foreign", place="cuda:0"), arms=arms)
-    verdicts = {name: gate["verdict"] for name, gate in gates_of(summary).items()}
-    assert summary["overall"] == verdicts["recompiles"] == "FAIL"
-    assert verdicts["noninferiority p99_ttft"] == "INCONCLUSIVE"
 
 
 PADDED = FakeArm(name="padded", ratio=0.8, error_share=0.003)
