@@ -92,6 +92,14 @@ def stopped(*, joined: bool = False, **facts: Any) -> list[str]:
     return faults_of(complete.missing, **run)
 
 
+def uneven(*, open_loop: bool) -> list[str]:
+    """Return what is missing of mirrored arms of which one has 900 requests and the other 9."""
+    run = {"infos": [], "arms": ("a", "b"), "in_turn": False, "planned": {}, "copied": True, "ended_arms": {}}
+    run |= {"records": SimpleNamespace(generators=[], joined=False, runs=[], experiment={})}
+    counts = {"a": np.ones(900), "b": np.ones(9)}
+    return faults_of(complete.missing, of_arm=counts.get, reported_open_loop=open_loop, **run)
+
+
 def lost(**changes: Any) -> list[str]:
     return lost_processes(
         [{**ACCOUNT, "trial": 1, "rows": 600, **changes}], [{"trial": 1, "load_processes": 1}], "trial {}".format
@@ -132,6 +140,8 @@ USERS: dict[str, Any] = {"splitter": {"count": 1000}, "passed": 990, "unplaced":
         (complete.missing_requests({"a": 1000, "b": 997}, {}, mirrored=True), "b has 997 of 1000"),
         (complete.missing_requests({"a": 1000, "b": 0}, {}), "b has no request"),
         (complete.missing_requests({}, {}, mirrored=True), "no arm"),
+        (uneven(open_loop=True), "b has 9 of 900 requests"),
+        (uneven(open_loop=False), None),
         (stopped(duration_s=780.0), "trial 1 was interrupted after 6 of 780 s"),
         (stopped(), "trial 1 was interrupted after 6 s"),
         (stopped(joined=True), "trial 1 (trial 1 of day-2) stopped before its end"),

@@ -186,6 +186,7 @@ ASKED, FEW = EXACT.twice(1, PROMPTS), EXACT.twice(1, 12)
         (EXACT, replace(EXACT, faulty=0.33), 0.0, "INCONCLUSIVE", "parity.max_different allows 0"),
         (replace(BF16, samples=True), BF16, 0.9, "INCONCLUSIVE", "control repeats only"),
         (BF16, replace(BF16, samples=True), 0.9, "INCONCLUSIVE", "arm repeats only"),
+        (ASKED, changed(ASKED, [7], text="something else"), 0.1, "PASS", "up to 9.51 % of all prompts"),
         (ASKED, changed(ASKED, [7], text="something else"), 0.0, "INCONCLUSIVE", f"1 of {PROMPTS} different answers"),
         (FEW, FEW, 0.0, "INCONCLUSIVE", "up to 22.1 % of all prompts may get another answer unseen, limit 10 %"),
         (FEW, FEW, 0.0, "INCONCLUSIVE", "give more parity.prompts"),
