@@ -13,13 +13,12 @@ from tailgate.analysis.checks.table import checks_of_run
 from tailgate.analysis.checks.telemetry import unknown_stalls
 from tailgate.analysis.judging.comparisons import Comparisons
 from tailgate.analysis.judging.gates.compiles import may_compile
-from tailgate.analysis.records.schemas import COMPILE_EVENTS, REQUESTS
-from tailgate.analysis.records.tables import RecordWriter, read_table
+from tailgate.analysis.records.schemas import COMPILE_EVENTS
 from tailgate.analysis.run.client_stalls import PART, UNKNOWN, WORK, Stall, client_stalls
 from tailgate.analysis.run.run import Run
 from tailgate.analysis.summary.summary import analyze, read_run
 from tests.fakes.machines import tell
-from tests.fakes.request_rows import write_rows
+from tests.fakes.request_rows import change_rows
 from tests.fakes.runs import EAGER, SECOND, Compile, FakeArm, FakeRun, start_of, write_run
 
 # Lenient in all but the number of recompiles.
@@ -70,12 +69,7 @@ def failed(summary):
 
 def rewrite(directory, change):
     """Write the compile events after `change` of their rows."""
-    path = directory / "trial-01" / "compile_events.arrow"
-    rows = change(read_table(path, COMPILE_EVENTS)[0].to_pylist())
-    path.unlink()
-    with RecordWriter(path, COMPILE_EVENTS) as writer:
-        for row in rows:
-            writer.append(row)
+    change_rows(directory / "trial-01" / "compile_events.arrow", change, COMPILE_EVENTS)
 
 
 def failed_checks(directory):
@@ -152,10 +146,10 @@ def test_a_kernel_that_is_first_met_under_traffic_fails_the_gate_on_recompiles(t
 
 def edit(directory, change):
     """Write the requests of the run after `change` of each row, given its number."""
-    path = directory / "trial-01" / "requests-0.arrow"
-    rows = [change(number, row) for number, row in enumerate(read_table(path, REQUESTS)[0].to_pylist())]
-    path.unlink()
-    write_rows(path, rows, batch=10**9)
+    change_rows(
+        directory / "trial-01" / "requests-0.arrow",
+        lambda rows: [change(number, row) for number, row in enumerate(rows)],
+    )
 
 
 def test_a_stall_longer_than_its_request_is_no_stall(quiet):

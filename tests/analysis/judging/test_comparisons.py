@@ -10,8 +10,6 @@ import pytest
 
 from tailgate.analysis.judging.comparisons import QUANTILES, compared, comparisons, samples_of, steady_rows
 from tailgate.analysis.records.run_records import read_run
-from tailgate.analysis.records.schemas import REQUESTS
-from tailgate.analysis.records.tables import read_table
 from tailgate.analysis.run import pairs as pairs_module
 from tailgate.analysis.run.pairs import drawn
 from tailgate.analysis.run.run import Run
@@ -19,7 +17,7 @@ from tailgate.analysis.run.trials import SECOND
 from tailgate.analysis.settings.metrics import JUDGED_METRICS
 from tailgate.analysis.statistics.compare import Comparison, Sample, decide
 from tailgate.analysis.statistics.unpaired import compare_separate
-from tests.fakes.request_rows import write_rows
+from tests.fakes.request_rows import change_rows
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
 
 SMALL = FakeRun(duration_s=300, rate=2)
@@ -28,10 +26,7 @@ SMALL = FakeRun(duration_s=300, rate=2)
 def run_of(path, run=SMALL, edit=None):
     directory = write_run(path / "run", run)
     if edit is not None:
-        file = directory / "trial-01" / "requests-0.arrow"
-        rows = edit(read_table(file, REQUESTS)[0].to_pylist())
-        file.unlink()
-        write_rows(file, rows, batch=10**9)
+        change_rows(directory / "trial-01" / "requests-0.arrow", edit)
     return Run.of(read_run(directory))
 
 
