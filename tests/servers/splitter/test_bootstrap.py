@@ -12,14 +12,11 @@ import grpc
 import pytest
 
 from tailgate.loadtests.commands.main import main
-from tailgate.loadtests.commands.split import split_config
-from tailgate.servers.complaint import ConfigError
 from tailgate.servers.rpc import inference_pb2, inference_pb2_grpc
 from tailgate.servers.security import ServerTls
 from tailgate.servers.splitter.bootstrap import bootstrap
 from tailgate.servers.splitter.envoy import Envoy, envoy_path
 from tailgate.servers.splitter.envoy_config import ArmTarget, SplitterConfig
-from tests.fakes.command_line import parsed
 from tests.fakes.credentials import Certificates, make_certificates
 from tests.fakes.inference import Behaviour, serve
 from tests.fakes.processes import PATIENCE_S
@@ -61,21 +58,6 @@ def config(*backends: str, **settings: Any) -> SplitterConfig:
 )
 def test_an_impossible_setting_is_refused(make: Any, settings: dict[str, Any], words: tuple[str, ...]) -> None:
     refusal(make, words=words, **settings)
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--tls-certificate", "{certificate}"], "TLS key"),
-        (["--tls-certificate", "", "--tls-key", ""], "--tls-certificate is empty"),
-        (["--tls-certificate", "{certificate}", "--tls-key", "{client_key}"], "does not belong"),
-    ],
-)
-def test_bad_files_of_a_split_are_known_before_envoy_starts(pem: Certificates, flags: list[str], words: str) -> None:
-    options = parsed("split", "--arm", "eager=10.0.0.7:50051", *(flag.format(**vars(pem)) for flag in flags))
-    with pytest.raises(ConfigError, match=words) as caught:
-        split_config(options)
-    assert "\n" not in str(caught.value)
 
 
 def test_silent_streams_are_never_cut() -> None:
