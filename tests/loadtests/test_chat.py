@@ -33,9 +33,7 @@ REFUSED: list[tuple[Task, str, list[str], tuple[str, ...]]] = [
     ("generate", "h:1", ["--request-rate", "0"], ("--request-rate", "0")),
     ("generate", "h:1", ["--request-rate", "inf"], ("--request-rate", "inf is not above 0 and finite")),
     ("generate", "https://h:1", ["--tls-ca", "/nowhere/ca.pem"], ("/nowhere/ca.pem",)),
-    ("generate", "https://h:1", ["--token-env", "TAILGATE_TEST_TOKEN"], ("TAILGATE_TEST_TOKEN", "not set")),
     ("generate", "https://h:1", ["--token-env", "s3cret-T0ken"], ("token_env",)),
-    ("generate", "https://h:1", ["--client-key", "k.pem"], ("tls_key",)),
     ("embed", "nowhere", [], ("nowhere", "host:port")),
     ("embed", "h:1", ["--max-new-tokens", "8"], ("--max-new-tokens",)),
 ]

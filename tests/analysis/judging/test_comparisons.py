@@ -190,14 +190,6 @@ def compare_arms(treatment: Sample, control: Sample, q: float = 0.5) -> Comparis
     return item
 
 
-@pytest.mark.parametrize(("ratio", "verdict"), [(1.0, "PASS"), (1.5, "FAIL")])
-def test_equal_arms_pass_and_much_slower_ones_fail(ratio: float, verdict: str) -> None:
-    rng = np.random.default_rng(1)
-    control = sample(rng, trials=2)
-    (item,) = decide([compare_arms(sample(rng, ratio=ratio, trials=2, first=2), control)])
-    assert (item.verdict, item.trials, item.blocks) == (verdict, 2, 44)
-
-
 def test_tail_that_blocks_cannot_see_has_no_limits() -> None:
     rng = np.random.default_rng(1)
     few = [

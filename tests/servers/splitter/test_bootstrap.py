@@ -93,10 +93,6 @@ def test_a_printed_configuration_names_files(pem: Certificates, capsys: pytest.C
     assert "PRIVATE KEY" not in out
 
 
-def envoy_before(arm: str, folder: Path, **settings: Any) -> Envoy:
-    return Envoy(config(arm, **settings), log_path=folder / "envoy.log", work_dir=folder)
-
-
 def call(channel: grpc.Channel, *, tokens: int = 3, token: str = "", timeout: float = 20) -> Any:
     metadata = [("authorization", f"Bearer {token}")] if token else []
     request = inference_pb2.GenerateRequest(text="hi", max_tokens=tokens)
@@ -112,24 +108,24 @@ def status(channel: grpc.Channel, token: str = "") -> str:
     return name
 
 
-def channel_to(envoy: Envoy, ca: bytes) -> grpc.Channel:
-    own = [("grpc.use_local_subchannel_pool", 1)]
-    return grpc.secure_channel(envoy.target.removeprefix("https://"), grpc.ssl_channel_credentials(ca), own)
-
-
 def test_a_token_passes_from_a_tls_client_to_an_arm_that_checks_it(pem: Certificates, tmp_path: Path) -> None:
     """Health checks pass without a token."""
     tls, log = ServerTls(certificate=pem.certificate, key=pem.key), str(tmp_path / "requests.log")
+    own = [("grpc.use_local_subchannel_pool", 1)]
+    trusting = grpc.ssl_channel_credentials(Path(pem.ca).read_bytes())
     with (
         serve(Behaviour(token=SECRET)) as arm,
-        envoy_before(arm.target, tmp_path, tls=tls, request_log=log) as envoy,
+        Envoy(
+            config(arm.target, tls=tls, request_log=log), log_path=tmp_path / "envoy.log", work_dir=tmp_path
+        ) as envoy,
     ):
         envoy.wait_ready(PATIENCE_S)
         assert envoy.target == f"https://127.0.0.1:{envoy.port}"
-        with channel_to(envoy, Path(pem.ca).read_bytes()) as channel:
+        address = envoy.target.removeprefix("https://")
+        with grpc.secure_channel(address, trusting, own) as channel:
             statuses = [status(channel, token) for token in (SECRET, "wrong", "")]
         assert statuses == ["OK", "UNAUTHENTICATED", "UNAUTHENTICATED"]
-        with grpc.insecure_channel(envoy.target.removeprefix("https://")) as channel:
+        with grpc.insecure_channel(address) as channel:
             assert status(channel, SECRET) == "UNAVAILABLE"
     for path in tmp_path.iterdir():
         assert SECRET.encode() not in path.read_bytes(), path
