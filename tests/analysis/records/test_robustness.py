@@ -21,12 +21,12 @@ from tailgate.analysis.report import write_reports
 from tailgate.analysis.summary.summary import analyze, write_summary
 from tailgate.loadtests.commands.main import main
 from tests.fakes.processes import refusal
+from tests.fakes.request_rows import S
 from tests.fakes.runs import FakeRun, write_run
 
 # Limits that a run of a few minutes can meet.
 SLO = {"p90_ttft_ms": 2000, "p90_e2e_ms": 9000}
 GATES = {"metrics": ["ttft", "e2e"], "quantiles": [0.9], "min_blocks": 8, "max_error_pct": 1.0}
-S = 10**9
 
 
 class Base:

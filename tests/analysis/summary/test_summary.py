@@ -152,13 +152,6 @@ def test_each_part_of_the_document_is_described_and_what_no_model_declares_is_no
     assert Summary.of(document).document() == golden("demo")
 
 
-def on_machines(path, *troubles, watched=True, **more):
-    faster = (EAGER, FakeArm(name="compiled", ratio=0.8))
-    machines = FakeMachines(troubles=troubles) if watched else None
-    options = {"trials": 2, "duration_s": 420.0, "rate": 2.0, "seed": 7, "slo": SLO, "arms": faster, **more}
-    return summary_of(path, FakeRun(machines=machines, **options))
-
-
 SLOW_BALANCED = Trouble(what="slow", size=0.85)
 
 
@@ -166,7 +159,10 @@ SLOW_BALANCED = Trouble(what="slow", size=0.85)
     "trouble", [Trouble(what="foreign"), Trouble(what="slow", size=0.8, trials=(1,)), SLOW_BALANCED]
 )
 def test_disturbed_machines_leave_a_pass_open_unless_changing_places_balances_it(tmp_path, trouble):
-    summary = on_machines(tmp_path, trouble)
+    faster = (EAGER, FakeArm(name="compiled", ratio=0.8))
+    machines = FakeMachines(troubles=(trouble,))
+    run = FakeRun(machines=machines, trials=2, duration_s=420.0, rate=2.0, seed=7, slo=SLO, arms=faster)
+    summary = summary_of(tmp_path, run)
     left_open = trouble is not SLOW_BALANCED
     assert summary["machines"]["verdict"] == ("disturbed" if left_open else "quiet")
     assert summary["overall"] == ("INCONCLUSIVE" if left_open else "PASS")
