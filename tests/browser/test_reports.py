@@ -145,12 +145,6 @@ def test_no_label_is_cut_or_covered(name: str, width: int, request: pytest.Fixtu
     assert tab.evaluate(MEASURE) == []
 
 
-def test_a_measurement_finds_labels_that_are_cut(demo: Summary, open_report: Open) -> None:
-    tab = open_report(demo)
-    tab.evaluate("document.querySelectorAll('svg.plot text').forEach((node) => node.setAttribute('x', -50))")
-    assert tab.evaluate(MEASURE)
-
-
 def test_the_verdict_the_figures_and_every_failed_gate_are_on_the_first_screen(
     demo: Summary, open_report: Open
 ) -> None:

@@ -179,14 +179,6 @@ def journal(production: Production) -> list[dict[str, Any]]:
     return list({row["at_ns"]: row for row in rows}.values())
 
 
-def wait_for_action(production: Production, action: str) -> None:
-    def is_done() -> bool:
-        rows = journal(production) if list((production.folder / "out").glob("*-demo")) else []
-        return any(row["action"] == action and row["done_ns"] is not None for row in rows)
-
-    wait_for(is_done, otherwise=lambda: (production.folder / "ramp.log").read_text()[-2000:])
-
-
 def nothing_is_lost(production: Production) -> None:
     """Check that every request between the first record and the last is a record, once, of the arm that answered."""
     rows = requests(run_dir(production))
@@ -222,7 +214,8 @@ def test_a_candidate_that_compiles_long_is_rolled_back_and_delayed_requests_are_
 def test_a_killed_controller_leaves_the_weights_and_the_next_ramp_begins_anew(tmp_path: Path) -> None:
     with Production(tmp_path) as production:
         ramp = start_ramp(production)
-        wait_for_action(production, "start")
+        wait_for(lambda: list(tmp_path.glob("out/*-demo/weights.jsonl")))
+        wait_for(lambda: any(row["done_ns"] is not None for row in journal(production)))
         ramp.send_signal(signal.SIGKILL)
         ramp.wait()
         left, answered = production.weights(), len(production.answers)

@@ -12,10 +12,28 @@ from pathlib import Path
 
 import pytest
 
+from tailgate.loadtests.generator.trial_config import TrialConfig
+from tailgate.loadtests.traffic.drawing import Source, build_schedule
+from tailgate.loadtests.traffic.settings import TrafficConfig
 from tests.fakes.inference import Behaviour, serve
 from tests.fakes.processes import PATIENCE_S, free_port, wait_for
 from tests.fakes.whole_run import records, start_locust
-from tests.loadtests.test_chat import CHAT, account, planned, several
+from tests.loadtests.test_chat import CHAT
+
+
+def several(processes: int) -> list[str]:
+    port = free_port()
+    bind = f"--master-bind-host 127.0.0.1 --master-bind-port {port} --master-port {port}"
+    return ["--processes", str(processes), *bind.split()]
+
+
+def planned(directory: Path, target: str) -> list[str]:
+    """Write a mirrored schedule of a minute and its trial; return the arguments that replay it."""
+    arms, traffic = ("eager", "compiled"), TrafficConfig(duration_s=60.0, rate=25.0, length_scale=0.05)
+    schedule = build_schedule(traffic, Source(), arms=arms, seed=1, trial=1, max_prompt_tokens=64, max_new_tokens=8)
+    schedule.write(directory / "schedule.arrow")
+    TrialConfig(arms=arms, targets={"*": target}).write(directory / "generator.json")
+    return ["-f", CHAT, "--headless", "--trial", str(directory)]
 
 
 @pytest.mark.parametrize(("signal_number", "processes"), [(signal.SIGINT, 1), (signal.SIGTERM, 2)])
@@ -23,7 +41,7 @@ def test_signal_flushes_everything_and_cancels_what_runs(
     tmp_path: Path, signal_number: signal.Signals, processes: int
 ) -> None:
     with serve(Behaviour(stall_every=2, stall_s=60)) as slow:
-        _, arguments = planned(tmp_path, {"*": slow.target}, duration_s=60.0)
+        arguments = planned(tmp_path, slow.target)
         process = start_locust(*arguments, *(several(processes) if processes > 1 else []))
 
         def started() -> int:
@@ -33,7 +51,7 @@ def test_signal_flushes_everything_and_cancels_what_runs(
         process.send_signal(signal_number)
         output, _ = process.communicate(timeout=PATIENCE_S)
     assert "Traceback" not in output
-    accounts = [account(tmp_path, worker) for worker in range(processes)]
+    accounts = [json.loads((tmp_path / f"generator-{worker}.json").read_text()) for worker in range(processes)]
     rows = records(tmp_path)
     assert len(rows) == sum(item["started"] for item in accounts) == sum(item["finished"] for item in accounts)
     assert not any(item["complete"] for item in accounts)

@@ -13,30 +13,12 @@ from tailgate.servers.clock import ANCHOR_NS, ANCHOR_VARIABLE
 from tests.fakes.credentials import TLS, Watched, check_listeners, give, listening, search, start
 from tests.fakes.processes import PATIENCE_S, free_port, listeners, unix_names, wait_for
 from tests.fakes.whole_run import FAKE_ARM, ended, records, requests, tailgate
+from tests.loadtests.trials.test_run_endings import LONG
 
 ELSEWHERE = "127.0.0.2"
 BEHIND_NS = -3_200_000_000
 
-RUN = """
-name = "small"
-[[arms]]
-preset = "eager"
-control = true
-[[arms]]
-preset = "compiled-padded"
-[traffic]
-design = "split"
-duration_s = 4
-rate = 20
-length_scale = 0.05
-block_s = 1
-workers = 0
-remote_workers = 1
-[trials]
-starting_at_once = 2
-[machines]
-reference_s = 0
-"""
+RUN = LONG.replace("duration_s = 60", "duration_s = 4").replace("workers = 2", "workers = 0\nremote_workers = 1")
 
 
 def assert_on_schedule(trial: Path) -> None:

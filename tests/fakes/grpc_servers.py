@@ -6,11 +6,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from tailgate.servers.clock import anchored_environment
@@ -41,6 +43,17 @@ def add_inference(server: Any, servicer: Any, *, serving: bool = True) -> Health
     checks.answer(serving=serving)
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     return checks
+
+
+@contextmanager
+def serving(add: Callable[[Any, Any], object], servicer: Any) -> Iterator[str]:
+    """Serve what `add` adds to a gRPC server in this process until the block ends; yield its address."""
+    server = grpc.server(ThreadPoolExecutor(16))
+    add(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(0).wait()
 
 
 @contextmanager

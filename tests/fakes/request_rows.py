@@ -17,6 +17,7 @@ from tailgate.loadtests.generator.recorder import Spool
 
 S = 1_000_000_000
 T0 = 1_700_000_000 * S
+WHOLE = 10**9  # rows of a batch that is the whole file
 
 
 def row(index=0, *, at_s=0.0, ttft_s=0.1, e2e_s=0.5, status="OK", arm="eager", **more):
@@ -52,13 +53,18 @@ def append_rows(path, schema, rows):
     """Write the rows of the file at `path`, if there is one, and `rows` after them."""
     held = read_table(path, schema)[0].to_pylist() if path.exists() else []
     path.unlink(missing_ok=True)
+    write_rows(path, [*held, *rows], schema, batch=WHOLE)
+
+
+def change_rows(path, edit, schema=REQUESTS, *, batch=WHOLE):
+    """Write the file at `path` after `edit` of the list of its rows."""
+    rows = edit(read_table(path, schema)[0].to_pylist())
+    path.unlink()
+    write_rows(path, rows, schema, batch=batch)
+
+
+def write_rows(path, rows, schema=REQUESTS, *, batch=1):
     with RecordWriter(path, schema) as writer:
-        for item in (*held, *rows):
-            writer.append(item)
-
-
-def write_rows(path, rows, *, batch=1):
-    with RecordWriter(path, REQUESTS) as writer:
         for start in range(0, len(rows), batch):
             for item in rows[start : start + batch]:
                 writer.append(item)

@@ -148,7 +148,7 @@ def _experiment(run: FakeRun) -> str:
     return tomli_w.dumps({**table, "parity": dict(run.parity)})
 
 
-def _correlated(rng: np.random.Generator, count: int, spread: float, rho: float) -> np.ndarray[Any, Any]:
+def correlated(rng: np.random.Generator, count: int, spread: float, rho: float) -> np.ndarray[Any, Any]:
     """Return a series with standard deviation `spread` whose neighbours correlate by `rho`."""
     series = np.zeros(count)
     level = rng.standard_normal()
@@ -164,8 +164,8 @@ def _write_trial(folder: Path, run: FakeRun, number: int) -> None:
     count = int(run.rate * run.duration_s)
     offsets = np.sort(rng.uniform(0.0, run.duration_s, count))
     blocks = int(run.duration_s // BLOCK_S) + 1
-    shared = _correlated(rng, blocks, run.drift, 0.6)
-    own = {arm.name: _correlated(rng, blocks, run.own_drift, run.own_rho) for arm in run.arms}
+    shared = correlated(rng, blocks, run.drift, 0.6)
+    own = {arm.name: correlated(rng, blocks, run.own_drift, run.own_rho) for arm in run.arms}
     tokens = np.clip(rng.lognormal(3.0, 0.5, count), 2, 200).astype(int)
     shape = rng.standard_normal(count)
     weights = np.array([arm.weight for arm in run.arms])

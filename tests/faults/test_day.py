@@ -60,12 +60,6 @@ def growth(samples: Any, start_s: float, end_s: float) -> Any:
     return np.array([np.median(part, axis=0) for part in parts]) if all(map(len, parts)) else None
 
 
-def test_growth_is_that_of_medians_after_the_warm_up() -> None:
-    samples = [(at, 1000 + 30 * at + (40_000 if at % 25 == 3 else 0), 30 + (at > 50)) for at in range(101)]
-    assert growth(samples, 0.0, 100.0).tolist() == [[1435, 30], [3865, 31]]
-    assert growth(samples[:50], 0.0, 100.0) is None
-
-
 @pytest.mark.timeout(7200)
 def test_a_day_leaves_no_process_and_neither_memory_nor_open_files_grow(tmp_path: Path) -> None:
     duration_s = REQUESTS / 2 / RATE

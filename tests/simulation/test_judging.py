@@ -25,7 +25,7 @@ from benchmarks.simulation.kinds import KINDS
 from benchmarks.simulation.planning import replanned
 from benchmarks.simulation.promises import AT_MARGIN, METRICS, POWER, any_of_three, coverage, outcome, request_tests
 from benchmarks.simulation.promises import MARGIN as MARGIN_PROMISES
-from benchmarks.simulation.table import Row, Table
+from benchmarks.simulation.table import Table
 
 RUNS = 30
 
@@ -48,13 +48,6 @@ def test_three_arms_fail_falsely_no_more_often_than_one() -> None:
     wrong = Table(RUNS).means(partial(any_of_three, KINDS["calm"]))
     assert wrong[0] <= most(0.07)
     assert wrong[0] <= wrong[1]
-
-
-def test_a_row_says_whether_it_reached_its_goal() -> None:
-    assert Row(check="x", measured=0.1, runs=10).ok is None
-    assert Row(check="x", measured=0.1, runs=10, most=0.1).ok
-    assert Row(check="x", measured=0.1, runs=10, least=0.2).ok is False
-    assert "MISSED" in str(Row(check="x", measured=0.1, runs=10, least=0.2))
 
 
 FEW = 20

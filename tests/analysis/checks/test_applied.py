@@ -25,12 +25,13 @@ from tailgate.analysis.run.client_stalls import client_stalls
 from tailgate.analysis.run.run import Run
 from tailgate.analysis.run.work import length_differences
 from tests.fakes.machines import tell
-from tests.fakes.request_rows import columns_of, write_rows
+from tests.fakes.request_rows import change_rows, columns_of
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, check, gate, write_run
 
 SLO = {"p99_ttft_ms": 2000, "p99_e2e_ms": 9000}
 QUICK = {}
 PASSING = FakeRun(slo=SLO, gates=QUICK)
+REQUESTS_FILE = "trial-01/requests-0.arrow"
 
 
 class TestChecksOnGates:
@@ -131,17 +132,9 @@ class TestChecksOnGates:
         assert result == left
 
 
-def rewrite_rows(directory, edit, batch=10**9):
-    """Write the requests of the run after `edit` of its list of rows."""
-    path = directory / "trial-01" / "requests-0.arrow"
-    found = edit(read_table(path, REQUESTS)[0].to_pylist())
-    path.unlink()
-    write_rows(path, found, batch=batch)
-    return path
-
-
 def torn(directory):
-    path = rewrite_rows(directory, list, batch=50)
+    path = directory / REQUESTS_FILE
+    change_rows(path, list, batch=50)
     path.write_bytes(path.read_bytes()[:-100])
 
 
@@ -152,7 +145,7 @@ def even(directory):
 
 
 def rows(edit):
-    return lambda directory: rewrite_rows(directory, edit)
+    return lambda directory: change_rows(directory / REQUESTS_FILE, edit)
 
 
 def without(name, arm=""):

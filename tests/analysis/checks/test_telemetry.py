@@ -13,13 +13,12 @@ from tailgate.analysis.checks.table import checks_of_run
 from tailgate.analysis.checks.telemetry import unknown_stalls
 from tailgate.analysis.judging.comparisons import Comparisons
 from tailgate.analysis.judging.gates.compiles import may_compile
-from tailgate.analysis.records.schemas import COMPILE_EVENTS, REQUESTS
-from tailgate.analysis.records.tables import RecordWriter, read_table
+from tailgate.analysis.records.schemas import COMPILE_EVENTS
 from tailgate.analysis.run.client_stalls import PART, UNKNOWN, WORK, Stall, client_stalls
 from tailgate.analysis.run.run import Run
 from tailgate.analysis.summary.summary import analyze, read_run
 from tests.fakes.machines import tell
-from tests.fakes.request_rows import write_rows
+from tests.fakes.request_rows import change_rows
 from tests.fakes.runs import EAGER, SECOND, Compile, FakeArm, FakeRun, start_of, write_run
 
 # Lenient in all but the number of recompiles.
@@ -70,18 +69,7 @@ def failed(summary):
 
 def rewrite(directory, change):
     """Write the compile events after `change` of their rows."""
-    path = directory / "trial-01" / "compile_events.arrow"
-    rows = change(read_table(path, COMPILE_EVENTS)[0].to_pylist())
-    path.unlink()
-    with RecordWriter(path, COMPILE_EVENTS) as writer:
-        for row in rows:
-            writer.append(row)
-
-
-def failed_checks(directory):
-    run = Run.of(read_run(directory))
-    checks, _ = checks_of_run(run, Comparisons(), client_stalls(run.requests, run.arms))
-    return [check for check in checks if not check.ok]
+    change_rows(directory / "trial-01" / "compile_events.arrow", change, COMPILE_EVENTS)
 
 
 COUNTED = {"counters": {"compile_events": 1}}
@@ -132,7 +120,9 @@ def test_numbers_missing_among_the_events_are_reported(quiet):
 )
 def test_an_event_that_cannot_be_placed_is_reported(stalled, change, reason):
     rewrite(stalled, lambda rows: [row | (change if row["phase"] == "serving" else {}) for row in rows])
-    check = next(check for check in failed_checks(stalled) if "3 compile events" in check.reason)
+    run = Run.of(read_run(stalled))
+    checks, _ = checks_of_run(run, Comparisons(), client_stalls(run.requests, run.arms))
+    (check,) = (check for check in checks if not check.ok and "3 compile events" in check.reason)
     assert check.check == "telemetry"
     assert reason in check.reason
     assert "recompile" in check.opens
@@ -152,10 +142,10 @@ def test_a_kernel_that_is_first_met_under_traffic_fails_the_gate_on_recompiles(t
 
 def edit(directory, change):
     """Write the requests of the run after `change` of each row, given its number."""
-    path = directory / "trial-01" / "requests-0.arrow"
-    rows = [change(number, row) for number, row in enumerate(read_table(path, REQUESTS)[0].to_pylist())]
-    path.unlink()
-    write_rows(path, rows, batch=10**9)
+    change_rows(
+        directory / "trial-01" / "requests-0.arrow",
+        lambda rows: [change(number, row) for number, row in enumerate(rows)],
+    )
 
 
 def test_a_stall_longer_than_its_request_is_no_stall(quiet):

@@ -37,10 +37,6 @@ def test_latency_counts_from_the_schedule() -> None:
     assert "Bad Gateway" in second["error"]
 
 
-def of_vllm(**changes: object) -> Any:
-    return vllm.result_of(results.vllm(traffic(60), **changes))
-
-
 @pytest.mark.parametrize(
     ("changes", "open_loop", "concurrency"),
     [
@@ -55,7 +51,7 @@ def of_vllm(**changes: object) -> Any:
 def test_whether_the_load_was_an_open_loop_follows_from_its_settings(
     changes: dict[str, object], open_loop: bool, concurrency: int | None
 ) -> None:
-    result = of_vllm(**changes)
+    result = vllm.result_of(results.vllm(traffic(60), **changes))
     assert (result.open_loop, result.concurrency) == (open_loop, concurrency)
 
 

@@ -29,6 +29,7 @@ from tailgate.analysis.settings.ramp_limits import RampLimits
 from tailgate.analysis.statistics.sequential import SEGMENTS
 from tests.fakes.machines import GIB, FakeMachines, Trouble, sample
 from tests.fakes.runs import EAGER, SECOND, Compile, FakeArm, FakeRun, start_of, write_run
+from tests.fakes.runs import gate as made_gate
 
 GATES = {"sequential": True}
 SLO = {"p99_e2e_ms": 60_000}
@@ -175,24 +176,19 @@ def test_a_ramp_judges_the_memory_ratio(tmp_path: Path, size: float, decision: s
     assert arm.decision == decision
 
 
-def gate(verdict: str, kind: str = "recompile", **more: object) -> Gate:
-    shown = {"arm": "a", "gate": kind, "value": 1.0, "limit": 1.0, "unit": "count", "reason": "So."}
-    return Gate(**{**shown, "kind": kind, "verdict": verdict, **more})  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     ("gates", "decision"),
     [
-        ([gate(PASS)], PASS),
-        ([gate(PASS), gate(FAIL)], FAIL),
-        ([gate(PASS), gate(INCONCLUSIVE)], None),
-        ([gate(PASS), gate(INCONCLUSIVE, "parity")], PASS),
-        ([gate(PASS), gate(INCONCLUSIVE, unseen=True)], PASS),
+        ([made_gate()], PASS),
+        ([made_gate(), made_gate("slo", FAIL)], FAIL),
+        ([made_gate(), made_gate("recompile", INCONCLUSIVE)], None),
+        ([made_gate(), made_gate("parity", INCONCLUSIVE)], PASS),
+        ([made_gate(), made_gate("recompile", INCONCLUSIVE, unseen=True)], PASS),
         ([], None),
     ],
 )
 def test_an_arm_is_decided_by_the_gates_that_allow_interim_analyses(gates: list[Gate], decision: str | None) -> None:
-    assert outlook_of("a", gates, seconds=60.0).decision == decision
+    assert outlook_of("compiled", gates, seconds=60.0).decision == decision
 
 
 def test_each_block_that_settles_is_followed_by_an_interim_analysis(tmp_path: Path) -> None:

@@ -70,12 +70,6 @@ def test_the_whole_interval_keeps_a_limit_or_breaks_it(low, high, verdict):
     assert status(low, high, 1.0) == verdict
 
 
-def share_gate(folder: Path, name: str, slo: dict[str, Any], **arm: Any) -> Gate:
-    run = FakeRun(duration_s=600, rate=2, arms=(EAGER, FakeArm(name="compiled", **arm)), slo=slo)
-    judgement = judge(Run.of(read_run(write_run(folder / "run", run))))
-    return next(gate for gate in judgement.gates if gate.gate == name)
-
-
 @pytest.mark.parametrize(
     ("name", "slo", "arm", "unit", "words"),
     [
@@ -99,7 +93,9 @@ def share_gate(folder: Path, name: str, slo: dict[str, Any], **arm: Any) -> Gate
     ],
 )
 def test_a_gate_on_a_share_has_what_was_seen_and_what_is_allowed(tmp_path, name, slo, arm, unit, words):
-    gate = share_gate(tmp_path, name, slo, **arm)
+    run = FakeRun(duration_s=600, rate=2, arms=(EAGER, FakeArm(name="compiled", **arm)), slo=slo)
+    judgement = judge(Run.of(read_run(write_run(tmp_path / "run", run))))
+    (gate,) = (gate for gate in judgement.gates if gate.gate == name)
     assert (gate.unit, gate.needed_s is None) == (unit, gate.verdict != "INCONCLUSIVE")
     assert [word for word in words if word not in gate.reason] == []
     if arm:

@@ -8,11 +8,11 @@ import pytest
 
 from tailgate.analysis.judging.judgement import judge
 from tailgate.analysis.records.run_records import read_run
-from tailgate.analysis.records.schemas import COMPILE_EVENTS, REQUESTS
+from tailgate.analysis.records.schemas import COMPILE_EVENTS
 from tailgate.analysis.records.tables import read_table
 from tailgate.analysis.run.run import Run
 from tests.fakes.machines import tell
-from tests.fakes.request_rows import append_rows, write_rows
+from tests.fakes.request_rows import append_rows, change_rows
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
 
 SLO = {"p99_ttft_ms": 2000, "p99_e2e_ms": 9000}
@@ -110,10 +110,10 @@ class TestVerdicts:
 
     def test_a_treatment_that_only_fails_does_not_pass(self, tmp_path):
         directory = write_run(tmp_path / "run", FakeRun(duration_s=300))
-        path = directory / "trial-01" / "requests-0.arrow"
-        rows = read_table(path, REQUESTS)[0].to_pylist()
-        path.unlink()
-        write_rows(path, [row | ({"status": "UNAVAILABLE"} if row["arm"] == "compiled" else {}) for row in rows])
+        change_rows(
+            directory / "trial-01" / "requests-0.arrow",
+            lambda rows: [row | ({"status": "UNAVAILABLE"} if row["arm"] == "compiled" else {}) for row in rows],
+        )
         judgement = judged(directory)
         assert (judgement.overall, gate(judgement, "errors").value) == ("FAIL", 100.0)
 

@@ -147,12 +147,6 @@ def test_a_run_that_memory_cannot_hold_is_refused_before_it_is_read(tmp_path, mo
         read_run(run)
 
 
-@pytest.mark.parametrize(("folder", "said"), [(".", "holds no requests"), ("nowhere", "not a directory")])
-def test_a_folder_that_is_no_run_is_refused(tmp_path, folder, said):
-    with pytest.raises(RecordError, match=said):
-        read_run(tmp_path / folder)
-
-
 def test_a_trial_cut_off_while_written_is_incomplete(tmp_path):
     run = write_run(tmp_path / "run", FakeRun(duration_s=30, rate=1))
     (run / "trial-01" / "trial.json").write_text('{"trial": 1, "comp')

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tailgate.analysis.records.documents import parse_json, read_document, read_rows, read_toml, write_document
+from tailgate.analysis.records.documents import parse_json, read_document, read_rows, write_document
 from tailgate.analysis.records.schemas import REQUESTS, REQUIRED
 from tailgate.analysis.records.tables import CUT_OFF, NOT_AS_WRITTEN, RecordError, RecordWriter, read_end, read_table
 from tests.fakes.request_rows import T0, row, table_of, unstate, write_rows
@@ -251,13 +251,6 @@ def test_what_is_no_shallow_table_is_not_readable(tmp_path, text):
 
 def test_numbers_that_are_none_are_unknown():
     assert parse_json('{"a": NaN, "b": [Infinity, -Infinity, 1]}') == {"a": None, "b": [None, None, 1]}
-
-
-@pytest.mark.parametrize("text", ["a." * 50_000 + "b = 1", "a = " + "[" * 5000, "a = " + "[" * 40 + "]" * 40])
-def test_toml_that_is_too_deep_is_refused_at_once(tmp_path, text):
-    (tmp_path / "experiment.toml").write_text(text)
-    with pytest.raises(ValueError, match="32"):
-        read_toml(tmp_path / "experiment.toml")
 
 
 def test_whole_lines_without_a_table_are_counted_and_a_torn_one_is_not(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from html.parser import HTMLParser
 from typing import Any, get_args
@@ -12,8 +11,6 @@ from pydantic import BaseModel
 
 from tailgate.analysis.summary.model import Summary
 from tests.golden.recorded import golden
-
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 HOSTILE = (
     '</script><script>document.title="pwned"</script><img src=x onerror=document.title="pwned">"\'`|*_[a](javascript:1)'

@@ -76,28 +76,11 @@ def checked(element: ET.Element) -> ET.Element:
     return element
 
 
-def outcome(case: ET.Element) -> str | None:
-    return next((tag for tag in ("failure", "error", "skipped") if case.find(tag) is not None), None)
-
-
 @pytest.mark.parametrize("name", SUMMARIES)
 def test_the_xml_keeps_to_the_common_schema_and_its_totals_are_sums(name: str, request: pytest.FixtureRequest) -> None:
     root = checked(ET.fromstring(junit_xml(request.getfixturevalue(name))))
     for count in ("tests", "failures", "errors"):
         assert int(root.attrib[count]) == sum(int(suite.attrib[count]) for suite in root)
-
-
-def test_every_gate_is_one_case_of_its_arm_with_its_verdict(demo: Summary) -> None:
-    root = ET.fromstring(junit_xml(demo))
-    tags = {"PASS": None, "FAIL": "failure", "INCONCLUSIVE": "skipped"}
-    for arm in ("compiled-padded", "compiled-naive"):
-        cases = root.findall(f"testsuite[@name='demo.{arm}']/testcase")
-        expected = [tags[gate["verdict"]] for gate in demo["gates"] if gate["arm"] == arm]
-        assert sorted(map(str, map(outcome, cases))) == sorted(map(str, expected))
-        for case in cases:
-            for skipped in case.findall("skipped"):
-                assert skipped.attrib["message"].startswith("INCONCLUSIVE: ")
-    assert root.attrib["failures"] == "4"
 
 
 def gate(name: str, reason: str, *, verdict: str = "INCONCLUSIVE", **more: Any) -> Summary:
@@ -156,23 +139,6 @@ def test_what_a_pull_request_shows_unfolded_has_at_most_300_words(name: str) -> 
 def columns(line: str) -> int:
     """Cells of a table line as GitHub splits it: an escaped character never ends a cell."""
     return len(re.findall(r"\|", re.sub(r"\\.", "", line))) - 1
-
-
-def test_the_verdict_and_failed_gates_stand_before_what_is_folded(demo: Summary, rollout: Summary) -> None:
-    report = markdown_report(demo)
-    parts = (
-        "❌ FAIL · demo",
-        "Next, in the run's folder: `tailgate",
-        "❌ `compiled-naive` **recompiles**",
-        "What to do",
-        "Every gate",
-    )
-    places = [report.index(part) for part in parts]
-    assert places == sorted(places)
-    assert demo["advice"]["text"] in report
-    passed = markdown_report(rollout)
-    assert passed.startswith("## ✅ PASS · rollout\n")
-    assert "What would decide" not in passed
 
 
 @given(st.text())

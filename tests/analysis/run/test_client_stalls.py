@@ -13,10 +13,7 @@ from tailgate.analysis.run import silences
 from tailgate.analysis.run.client_stalls import HOST, UNKNOWN, WORK, ArmStalls, Stall, client_stalls, is_explained
 from tailgate.analysis.run.compile_events import CompileEvent
 from tailgate.analysis.run.silences import partial_stalls, servers_of, silences_of
-from tests.fakes.request_rows import columns_of
-
-S = 1_000_000_000
-T0 = 1_700_000_000 * S
+from tests.fakes.request_rows import T0, S, columns_of
 
 
 def at(seconds: float) -> int:

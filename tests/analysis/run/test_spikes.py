@@ -11,10 +11,8 @@ from tailgate.analysis.records.schemas import COMPILE_EVENTS
 from tailgate.analysis.run.attribution import CAUSES, attribute
 from tailgate.analysis.run.compile_events import compile_events, windows_of
 from tailgate.analysis.run.spikes import find_spikes
-from tests.fakes.request_rows import columns_of
+from tests.fakes.request_rows import T0, S, columns_of
 
-S = 1_000_000_000
-T0 = 1_700_000_000 * S
 SERVER = {"trial": 1, "arm": "compiled", "replica": "compiled-0"}
 
 

@@ -11,7 +11,7 @@ import pytest
 from tailgate.analysis.records.tables import RecordError
 from tailgate.analysis.settings.gate_limits import GateLimits
 from tailgate.analysis.settings.ramp_limits import RampLimits, Rollout
-from tailgate.analysis.settings.slo_targets import merged, parse_slo
+from tailgate.analysis.settings.slo_targets import parse_slo
 from tests.fakes.processes import refusal
 
 
@@ -94,13 +94,3 @@ def test_a_table_of_targets_that_cannot_be_used_is_refused(
     parse: Callable[..., object], table: dict[str, Any], words: str
 ) -> None:
     assert words in refusal(RecordError, parse, table)
-
-
-def test_a_target_of_the_command_line_replaces_the_one_of_the_same_key() -> None:
-    table = {"p99_ttft_ms": 500, "p99_e2e_ms": 6000}
-    changed = merged(table, ["p99_ttft_ms=300", "error_pct=1"])
-    assert {target.key: target.limit for target in parse_slo(changed)} == {
-        **{"p99_ttft_ms": 300.0, "p99_e2e_ms": 6000.0, "error_pct": 1.0}
-    }
-    assert refusal(RecordError, merged, {}, ["p99_ttft_ms"]).startswith('--slo "p99_ttft_ms" is not KEY=LIMIT')
-    assert "p99_ttft_ms <" in refusal(RecordError, merged, {}, ["p99_ttft_ms <= 500"])

@@ -14,22 +14,14 @@ from scipy import stats
 from tailgate.analysis.arrays import Floats
 from tailgate.analysis.statistics.compare import Comparison, Sample, compare, decide, equal_counts, holm
 from tailgate.analysis.statistics.slow_counts import SlowCounts, SortedGroups, slow_counts
-
-
-def drifting(rng, blocks, *, spread=0.2, rho=0.7):
-    """A level for each block that neighbours share."""
-    level, levels = rng.standard_normal(), []
-    for _ in range(blocks):
-        level = rho * level + math.sqrt(1 - rho**2) * rng.standard_normal()
-        levels.append(spread * level)
-    return np.array(levels)
+from tests.fakes.runs import correlated
 
 
 def mirrored(seed, *, blocks=24, per_block=60, ratio=1.0, trials=1, own=0.05):
     """Two arms under one drifting load; each arm adds its own noise by block and by request."""
     rng = np.random.default_rng(seed)
     block = np.repeat(np.arange(blocks * trials), per_block)
-    shared = drifting(rng, blocks * trials)[block] + 0.5 * rng.standard_normal(block.size)
+    shared = correlated(rng, blocks * trials, 0.2, 0.7)[block] + 0.5 * rng.standard_normal(block.size)
     samples = []
     for scale in (ratio, 1.0):
         noise = own * rng.standard_normal(blocks * trials)[block] + 0.1 * rng.standard_normal(block.size)
@@ -56,7 +48,7 @@ def test_noise_that_lasts_widens_the_limits():
     wider = []
     for seed in range(12):
         treatment, control = mirrored(seed, own=0.0)
-        drift = drifting(np.random.default_rng(seed), 24, spread=0.1, rho=0.9)
+        drift = correlated(np.random.default_rng(seed), 24, 0.1, 0.9)
         widths = []
         for levels in (drift, np.random.default_rng(seed + 100).permutation(drift)):
             moved = treatment.values * np.exp(levels[treatment.block])

@@ -27,14 +27,7 @@ from tailgate.analysis.statistics.machines import (
     summed,
 )
 from tailgate.analysis.statistics.unpaired import Level, difference, level_of
-
-
-def drifting(rng, size, *, rho):
-    level, levels = rng.standard_normal(), []
-    for _ in range(size):
-        level = rho * level + math.sqrt(1 - rho**2) * rng.standard_normal()
-        levels.append(level)
-    return np.array(levels)
+from tests.fakes.runs import correlated
 
 
 @given(per_trial=st.lists(st.integers(1, 60), min_size=1, max_size=5))
@@ -60,7 +53,7 @@ def test_a_longer_run_has_longer_groups_rather_than_many(blocks, groups):
 def test_blocks_predict_how_groups_correlate():
     """Over many series the estimate from 40 blocks is near the truth, which few groups could not show themselves."""
     group = groups_of(np.ones(40, dtype=int))
-    found = [group_correlation(drifting(np.random.default_rng(seed), 40, rho=0.6), group) for seed in range(300)]
+    found = [group_correlation(correlated(np.random.default_rng(seed), 40, 1.0, 0.6), group) for seed in range(300)]
     phi, length = 0.6, 4
     faded = phi**length
     truth = phi * (1 - faded) ** 2 / (length * (1 - phi**2) - 2 * phi * (1 - faded))
@@ -76,7 +69,7 @@ ONE_TRIAL = np.ones(40, dtype=int)
 
 def wandering(seed):
     """A level that lasts for six blocks."""
-    return 0.04 * drifting(np.random.default_rng(seed), 40, rho=math.exp(-1.0 / 6.0))
+    return 0.04 * correlated(np.random.default_rng(seed), 40, 1.0, math.exp(-1.0 / 6.0))
 
 
 def of(differences, trial=ONE_TRIAL, restart_spread=0.0):

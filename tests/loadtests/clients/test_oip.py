@@ -20,9 +20,6 @@ from tailgate.servers.rpc.inference_pb2 import EmbedResponse
 from tailgate.servers.rpc.oip_pb2 import ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
 from tests.fakes import triton
 from tests.fakes.http2 import finished, grpc_message
-from tests.fakes.http_servers import DONE, HttpPeer, answer, said, scripted, usage
-from tests.fakes.inference import Behaviour, serve
-from tests.loadtests.generator.test_generator import Run, schedule
 
 ENSEMBLE = OipOptions(max_tokens_tensor="max_tokens", parameters_tensor="", batched=True)
 
@@ -127,9 +124,6 @@ def test_an_answer_that_is_no_vector_has_failed(payload: bytes, message: str) ->
     assert one.error.startswith(message)
 
 
-GOOD = answer(said("a"), said(" b"), said(" c", finish="length"), usage(3, 21), DONE)
-
-
 def plan(**change: Any) -> PlannedRequest:
     row: dict[str, Any] = {
         **{"index": 7, "offset_ns": 0, "prompt_tokens": 12, "max_tokens": 5},
@@ -162,26 +156,3 @@ def test_replica_with_the_fewest_requests_is_next_and_equals_take_turns() -> Non
     assert Counter(route.endpoint().replica for _ in range(30)) == {"0": 10, "1": 10, "2": 10}
     endpoints[0].running, endpoints[2].running = 2, 1
     assert {route.endpoint().replica for _ in range(5)} == {"1"}
-
-
-def test_own_and_external_arms_are_recorded_alike() -> None:
-    with serve(Behaviour(arm="eager")) as eager, HttpPeer(scripted([GOOD])) as peer:
-        external = {"vllm": config("openai", peer.address, name="vllm")}
-        run = Run(
-            schedule(list(range(0, 200, 10))),
-            **{"arms": ("eager", "vllm"), "targets": {"eager": eager.target}, "external": external},
-        )
-    records = run.records
-    assert Counter((record.arm, record.status, record.replica) for record in records) == {
-        ("eager", "OK", "eager-0"): 20,
-        ("vllm", "OK", "vllm-0"): 20,
-    }
-    pairs = {(record.pair_id, record.scheduled_ns) for record in records}
-    assert len(pairs) == 20
-    theirs = [record for record in records if record.arm == "vllm"]
-    assert {(record.prompt_tokens, record.output_tokens, len(record.token_ns)) for record in theirs} == {(21, 3, 3)}
-    assert all(set(record.served) == {None} for record in theirs)
-    assert all(record.first_token_ns == record.sent_ns + record.token_ns[0] for record in theirs)
-    assert {request.headers["x-request-id"] for request in peer.requests} == {
-        record.request_id for record in records if record.arm == "vllm"
-    }

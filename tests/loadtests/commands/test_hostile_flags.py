@@ -170,7 +170,3 @@ def test_a_hostile_value_is_one_line_and_an_exit_code(
             assert err[:-1].isprintable(), case
         if code == 0 and "{" in out[:1]:
             json.loads(out, parse_constant=pytest.fail)
-
-
-def test_every_command_is_tried() -> None:
-    assert set(GROUP.commands) == set(BASE)

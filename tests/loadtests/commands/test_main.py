@@ -8,13 +8,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 import typer
 
@@ -23,9 +19,10 @@ from tailgate.loadtests.commands.main import COMMANDS, main
 from tailgate.loadtests.commands.options import duration
 from tailgate.loadtests.external.grpc_channel import check_replica
 from tailgate.servers.complaint import ConfigError
-from tailgate.servers.rpc import telemetry_pb2, telemetry_pb2_grpc
+from tailgate.servers.rpc import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from tailgate.servers.stdout import aligned
 from tests.fakes.command_line import GROUP, parsed
+from tests.fakes.grpc_servers import serving
 from tests.fakes.processes import command_of, family, refusal
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -83,9 +80,7 @@ def test_help_of_every_command_has_examples(command: str, capsys: pytest.Capture
         ),
         (["compare", "a"], "one BASELINE and one CANDIDATE and got a: type `tailgate compare a CANDIDATE`"),
         (["compare", "a", "b", "c"], "one CANDIDATE and got a, b and c: type `tailgate compare a b`"),
-        (["run", "demo", "--set", "seed=x"], 'seed is "x": give a whole number'),
         (["run", f"{'x' * 300}.toml"], "File name too long"),
-        (["run", "demo", "--set", "traffic.rate"], "is not KEY=VALUE"),
         (["run", "demo", "--set", "traffic.rate=fast"], 'traffic.rate is "fast": give a number'),
         (["check", "demo", "--trace", "none.csv"], 'none.csv" cannot be read (No such file or directory)'),
         (["analyze", "none"], 'run directory "none" does not exist'),
@@ -96,34 +91,27 @@ def test_help_of_every_command_has_examples(command: str, capsys: pytest.Capture
             ["serve", "--preset", "eager", "--port", "70000"],
             '--port is "70000": give 0, or a port from 1024 to 65535',
         ),
-        (["serve", "--preset", "eager", "--port", "22"], '--port is "22": give 0, or a port from 1024 to 65535'),
         (["serve", "--preset", "eager", "--cache-dir", "key.toml"], '--cache-dir "key.toml" cannot be made'),
         (["serve", "--preset", "eager", "--replica", "a b"], '--replica is "a b": give letters'),
         (["split", "--arm", "a=h:1", "--port", "8080", "--admin-port", "8080"], "--admin-port are both 8080"),
         (["run", "demo", "--page", "x"], '--page is "x": give off, 0 for a free one, or a port from 1024'),
-        (["run", "demo", "--duration", "5"], '--duration is "5" without a unit: give 5s, 5m or 5h'),
         (["frontier", "demo", "--budget", "5x"], '--budget is "5x": give a time such as 90s, 5m or 1.5h, up to 168h'),
         (["ramp", "demo", "--admin", "9901"], '--admin "9901" is not HOST:PORT or PATH'),
         (["ramp", "demo"], "such as --set ramp.candidate=compiled-padded"),
         (["serve", "--preset", "eager", "--set", "model.id="], "model.id"),
         (["inspect", "--arm", "eager", "--max-prompt-tokens", "9"], "--set engine.max_prompt_tokens=N"),
         (["serve", "--preset", "eager", "--set", "compile.speed=1"], "compile.speed is unknown"),
-        (["serve", "--preset", "eager", "--set", "colour=1"], "colour is unknown: use one of name, preset, model"),
         (["split"], "no arm is given"),
         (["split", "--arm", "eager"], '--arm "eager" is not NAME=HOST:PORT'),
-        (["split", "--arm", "eager=localhost"], 'address "localhost" is not host:port'),
         (["split", "--arm", "a=h:1", "--arm", "a=h:2"], 'arm name "a" is taken'),
         (["split", "--arm", "a=h:1", "--weight", "b=2"], '--weight names the arm "b"'),
         (["split", "--arm", "a=h:1", "--weight", "a=x"], '--weight "a=x" is not NAME=WEIGHT'),
-        (["split", "--arm", "a=h:1", "--weight", "a=0"], "every arm has weight 0"),
         (["split", "--arm", "a=h:1", "--shadow", "b=5%"], '--shadow names the arm "b"'),
         (["split", "--arm", "a=h:1", "--shadow", "a=0.25"], '--shadow "a=0.25" is not NAME=PERCENT%'),
         (["split", "--arm", "a=h:1", "--shadow", "a=5%"], "every arm has weight 0"),
-        (["split", "--arm", "a=h:1", "--arm", "b=h:2", "--shadow", "b=101%"], 'shadow of arm "b" is 101 %: give 0 %'),
-        (
-            ["split", "--arm", "a=h:1", "--arm", "b=h:2", "--shadow", "b=5%", "--weight", "b=2"],
-            'arm "b" gets copies of 5 % of the requests and has weight 2: set one of them to 0',
-        ),
+        (["split", "--arm", "a=h:1", "--tls-certificate", "a.pem"], "TLS key"),
+        (["split", "--arm", "a=h:1", "--tls-key", ""], "--tls-key is empty"),
+        (["run", "demo", "--set", "traffic.rate=0.001", "--duration", "1s"], "no request"),
         (["split", "--weight", "a=5"], "no arm is given: add --arm NAME=HOST:PORT at least once, or --admin"),
         (["split", "--admin", "localhost", "--weight", "a=1"], '--admin "localhost" is not HOST:PORT'),
         (["split", "--admin", "h:1", "--weight", "a=1", "--arm", "a=h:1"], "leave out --arm"),
@@ -137,8 +125,6 @@ def test_help_of_every_command_has_examples(command: str, capsys: pytest.Capture
         (["run", "canry.toml"], '"canry.toml" does not exist: did you mean canary.toml? give a TOML file'),
         (["run", "demo.toml"], '"demo.toml" does not exist: did you mean demo? give a TOML file'),
         (["run", "demo", "--model", "x"], "No such option: --model: write --set model.id=VALUE"),
-        (["run", "dmeo"], '"dmeo" does not exist: did you mean demo? give a TOML file'),
-        (["run", "demo", "--rate=5"], "No such option: --rate: write --set traffic.rate=VALUE"),
         (["run", "demo", "--outt", "3"], "--outt (Possible options: --out, --quiet): see `tailgate run"),
         (
             ["inspect", "demo", "--arm", "compiled-nave"],
@@ -186,8 +172,9 @@ def test_bad_usage_is_one_line_with_exit_code_2(
     (tmp_path / "runs" / "1-demo").mkdir(parents=True)
     for name, text in files.items():
         (tmp_path / f"{name}.toml").write_text(text)
+    before = sorted(tmp_path.rglob("*"))
     assert expected in refused(capsys, *arguments)
-    assert len(list(tmp_path.iterdir())) == len(files)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_check_asks_for_the_log_of_a_candidate_only(capsys: pytest.CaptureFixture[str]) -> None:
@@ -368,20 +355,8 @@ class NamedTelemetry(telemetry_pb2_grpc.TelemetryServicer):  # type: ignore[misc
         return telemetry_pb2.SnapshotResponse(arm="compiled-padded", replica="compiled-padded-0")
 
 
-@contextmanager
-def telemetry_server(*services: NamedTelemetry) -> Iterator[str]:
-    """The address of a server with these services."""
-    server = grpc.server(ThreadPoolExecutor(2))
-    for service in services:
-        telemetry_pb2_grpc.add_TelemetryServicer_to_server(service, server)  # type: ignore[no-untyped-call]
-    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    server.start()
-    yield address
-    server.stop(0)
-
-
 def test_an_arm_that_answers_by_another_name_is_refused_with_both() -> None:
-    with telemetry_server(NamedTelemetry()) as address:
+    with serving(telemetry_pb2_grpc.add_TelemetryServicer_to_server, NamedTelemetry()) as address:
         assert check_replica("compiled-padded", address)
         said = refusal(ConfigError, check_replica, "compiled", address)
     for words in (f"compiled={address}", f"--arm compiled-padded={address}", "--name compiled"):
@@ -389,6 +364,6 @@ def test_an_arm_that_answers_by_another_name_is_refused_with_both() -> None:
 
 
 def test_a_server_without_telemetry_does_not_say_and_one_that_is_not_there_is_asked_again() -> None:
-    with telemetry_server() as address:
+    with serving(inference_pb2_grpc.add_InferenceServicer_to_server, inference_pb2_grpc.InferenceServicer()) as address:
         assert check_replica("vllm", address)
     assert not check_replica("vllm", address)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +18,8 @@ from tailgate.loadtests.experiments.model import Experiment
 from tailgate.loadtests.experiments.reading import from_table, load, load_table, set_path, to_table, to_toml
 from tailgate.loadtests.experiments.users import production_table
 from tailgate.servers.complaint import ConfigError
+from tests.loadtests.experiments.test_refusals import MINIMAL
 
-MINIMAL = """
-name = "canary"
-
-[[arms]]
-preset = "eager"
-control = true
-
-[[arms]]
-name = "compiled"
-preset = "compiled-padded"
-
-[traffic]
-rate = 2
-"""
 TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n"
 
 
@@ -105,21 +91,6 @@ def test_a_built_in_experiment_survives_a_round_trip_and_is_long_enough_to_decid
     pace = {"rate": rate, "block_s": gates.block_s, "trials": experiment.trials.count}
     least_s = shortest_trial_s(gates, parse_slo(experiment.slo), **pace)
     assert name in SEARCHES_AND_SHORT_ONES or traffic.duration_s >= least_s
-
-
-@pytest.mark.parametrize(
-    ("setting", "found", "expected"),
-    [
-        ("traffic.duration_s=30", lambda what: what.traffic.duration_s, 30.0),
-        ("traffic.design=split", lambda what: what.traffic.design, "split"),
-        ("slo.p50_ttft_ms=1.5", lambda what: what.slo["p50_ttft_ms"], 1.5),
-        ("arms.compiled.compile.mode=max-autotune", lambda what: what.arms[1].config.compile.mode, "max-autotune"),
-    ],
-)
-def test_a_setting_replaces_one_key(
-    setting: str, found: Callable[[Experiment], object], expected: object, tmp_path: Path
-) -> None:
-    assert found(load(write(tmp_path, MINIMAL), settings=[setting])) == expected
 
 
 @given(st.text(alphabet="ab.[]0=_- ", max_size=12), st.integers())

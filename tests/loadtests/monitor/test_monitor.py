@@ -20,10 +20,10 @@ from tailgate.loadtests.trials import machines
 from tailgate.loadtests.trials.context import StopRequestedError, TrialContext
 from tailgate.loadtests.trials.machines import MonitorProcess, When, busy_text, measure_references
 from tailgate.servers import processes
+from tests.fakes.machines import GIB
 from tests.fakes.processes import wait_for
-from tests.fakes.whole_run import trial_context
+from tests.fakes.whole_run import ROOT, trial_context
 
-ROOT = Path(__file__).resolve().parents[3]
 TWO_GPUS = """
 import os, sys
 from tests.fakes.machines import GIB, FakeCard, FakeNvml
@@ -53,9 +53,6 @@ def sampled(context: TrialContext, kind: str, count: int = 1) -> list[dict[str, 
 
     wait_for(lambda: len(found()) >= count, otherwise=found)
     return found()
-
-
-GIB = 1 << 30
 
 
 @pytest.fixture(autouse=True)

@@ -17,6 +17,7 @@ from tailgate.analysis.records.run_records import read_run
 from tailgate.analysis.records.schemas import COMPILE_EVENTS, STEPS
 from tailgate.analysis.records.tables import read_table
 from tailgate.loadtests.experiments.reading import from_table
+from tailgate.loadtests.traffic.schedule import Schedule
 from tests.fakes.credentials import TLS, Certificates, Watched, check_listeners, give, search, start
 from tests.fakes.processes import command_of
 from tests.fakes.whole_run import ended, requests, summary_of, tailgate, trial_facts
@@ -140,6 +141,10 @@ def test_both_load_workers_account_for_what_they_sent(canonical: Canonical, tria
     folder = canonical.run_dir / f"trial-{trial:02d}"
     accounts = [json.loads((folder / f"generator-{worker}.json").read_text()) for worker in (0, 1)]
     rows = requests(canonical.run_dir, folder.name)
+    (start_ns,) = {account["start_ns"] for account in accounts}
+    offsets = Schedule.read(folder / "schedule.arrow", ()).offset_ns.tolist()
+    for row in rows:
+        assert row["scheduled_ns"] - start_ns == offsets[int(row["request_id"].split("-")[1])]
     assert [account["complete"] for account in accounts] == [True, True]
     assert all(account["started"] == account["finished"] == account["planned"] > 0 for account in accounts)
     assert sum(account["planned"] for account in accounts) == len(rows)

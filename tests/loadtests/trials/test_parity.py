@@ -5,9 +5,8 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Iterator, Sequence
-from concurrent import futures
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -32,6 +31,7 @@ from tailgate.servers.processes import Child
 from tailgate.servers.rpc import inference_pb2_grpc
 from tests.fakes import measure
 from tests.fakes.arm import Arm
+from tests.fakes.grpc_servers import serving
 from tests.fakes.processes import refusal
 from tests.fakes.whole_run import experiment as small
 
@@ -232,17 +232,6 @@ def test_a_file_without_texts_or_with_a_bad_line_is_refused(content: bytes | Non
     assert words in refusal(ConfigError, texts, path)
 
 
-@contextmanager
-def served(arm: inference_pb2_grpc.InferenceServicer) -> Iterator[grpc.Channel]:
-    server = grpc.server(futures.ThreadPoolExecutor(max_workers=served_parity.PROMPTS))
-    inference_pb2_grpc.add_InferenceServicer_to_server(arm, server)  # type: ignore[no-untyped-call]
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    with grpc.insecure_channel(f"127.0.0.1:{port}") as opened:
-        yield opened
-    server.stop(0.0).wait()
-
-
 def nothing() -> None:
     """The check of a wait that is not interrupted."""
 
@@ -265,7 +254,9 @@ def test_every_question_is_answered_in_full_or_the_status_says_why_not() -> None
         served_parity.questions(experiment(engine={"max_new_tokens": most}), trial=1, vocab_size=50)[0]
         for most in (4, 7)
     ]
-    with served(Arm(ArmConfig(), "eager-0", stall_s=0.0)) as channel:
+    add: Any = inference_pb2_grpc.add_InferenceServicer_to_server
+    arm = Arm(ArmConfig(), "eager-0", stall_s=0.0)
+    with serving(add, arm) as address, grpc.insecure_channel(address) as channel:
         assert served_parity.ask(channel, asked, check=nothing, timeout_s=60.0) == [[5] * 4, [5] * 7]
     with grpc.insecure_channel("127.0.0.1:1") as nowhere:
         answer = served_parity.ask(nowhere, asked, check=nothing, timeout_s=60.0)

@@ -16,6 +16,7 @@ from tailgate.analysis.records.schemas import STEPS
 from tailgate.analysis.records.tables import read_table
 from tailgate.analysis.summary.summary import analyze
 from tailgate.loadtests.experiments.reading import from_table, to_table
+from tailgate.loadtests.generator.record import SERVED_COLUMNS
 from tailgate.loadtests.trials.live_page import live_page
 from tailgate.loadtests.trials.run import Orchestrator
 from tailgate.loadtests.trials.run_metrics import exporting
@@ -159,6 +160,12 @@ def test_external_arms_go_direct_and_their_failures_and_no_token_are_recorded(
     assert set(found) == {("eager", "OK"), ("vllm", "OK"), *(("bad", it) for it in ("OK", *FAILED))}
     assert found["eager", "OK"] == found["vllm", "OK"] == len(rows) / 3
     assert {row["replica"] for row in rows if row["status"] == "OK"} == {"eager-0", "vllm-0", "vllm-1", "bad-0"}
+    theirs = [row for row in rows if row["arm"] == "vllm"]
+    assert len({(row["pair_id"], row["scheduled_ns"]) for row in rows}) == len(theirs)
+    assert {(row["prompt_tokens"], row["output_tokens"], len(row["token_ns"])) for row in theirs} == {(9, 2, 2)}
+    assert {row[name] for row in theirs for name in SERVED_COLUMNS} == {None}
+    assert all(row["first_token_ns"] == row["sent_ns"] + row["token_ns"][0] for row in theirs)
+    assert {row["request_id"] for row in theirs} <= {request.headers.get("x-request-id") for request in good.requests}
     own, vllm, _ = facts["arms"]
     assert (own["kind"], vllm["kind"], "config" in vllm) == ("tailgate", "openai", False)
     assert vllm["external"]["address"] == ", ".join(twice)

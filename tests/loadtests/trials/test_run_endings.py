@@ -17,7 +17,6 @@ from tailgate.loadtests.commands.main import main
 from tailgate.loadtests.experiments.reading import to_toml
 from tailgate.loadtests.trials.run import Orchestrator
 from tailgate.loadtests.trials.trial_schedule import draw
-from tailgate.servers.complaint import ConfigError
 from tests.fakes.credentials import TLS, Watched, give, search, start
 from tests.fakes.processes import PATIENCE_S, command_of, family, wait_for
 from tests.fakes.whole_run import (
@@ -166,24 +165,6 @@ def test_a_killed_run_leaves_readable_records_and_no_process_or_secret(tmp_path:
         account = json.loads((trial / f"generator-{worker}.json").read_text())
         mine = [row for row in rows if int(row["request_id"].split("-")[1]) % 2 == worker]
         assert len(mine) >= account["finished"] - account["records"]["waiting_bytes"]
-
-
-@pytest.mark.parametrize(
-    ("tables", "words"),
-    [
-        ({"model": {"device": "tpu"}}, ("model.device", "tpu", "cuda:N")),
-        ({"model": {"device": "cpu", "id": "./no-such-model"}}, ("model.id", "./no-such-model")),
-        ({"traffic": {"rate": 0.001, "duration_s": 1}}, ("no request",)),
-        ({"traffic": {"rate": 0, "arrivals": "trace", "trace": "/no/such.csv"}}, ("/no/such.csv",)),
-    ],
-)
-def test_what_cannot_work_is_refused_before_anything_is_written(
-    tables: dict[str, Any], words: tuple[str, ...], tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigError) as caught:
-        Orchestrator(experiment(**tables), out=tmp_path / "runs").run()
-    assert all(word in str(caught.value) for word in words)
-    assert not (tmp_path / "runs").exists()
 
 
 def test_what_was_read_of_a_trace_is_said_before_the_start(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import queue
 import threading
 from collections.abc import Iterator
-from concurrent import futures
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -24,6 +23,7 @@ from tailgate.loadtests.trials.telemetry import Collector
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.rpc import telemetry_pb2, telemetry_pb2_grpc
 from tailgate.servers.rpc.telemetry_pb2 import SnapshotResponse
+from tests.fakes import grpc_servers
 from tests.fakes.processes import refusal, wait_for
 
 
@@ -51,13 +51,9 @@ class Telemetry(telemetry_pb2_grpc.TelemetryServicer):
 @contextlib.contextmanager
 def followed(collector: Collector, telemetry: telemetry_pb2_grpc.TelemetryServicer) -> Iterator[None]:
     """The replica naive-0 of the arm naive serves this telemetry, which is collected."""
-    server = grpc.server(futures.ThreadPoolExecutor(max_workers=2))
-    telemetry_pb2_grpc.add_TelemetryServicer_to_server(telemetry, server)  # type: ignore[no-untyped-call]
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    collector.follow("naive", "naive-0", f"127.0.0.1:{port}")
-    yield
-    server.stop(0).wait()
+    with grpc_servers.serving(telemetry_pb2_grpc.add_TelemetryServicer_to_server, telemetry) as address:
+        collector.follow("naive", "naive-0", address)
+        yield
 
 
 def step_batch(count: int) -> telemetry_pb2.TelemetryEvent:

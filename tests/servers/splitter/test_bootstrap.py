@@ -12,14 +12,11 @@ import grpc
 import pytest
 
 from tailgate.loadtests.commands.main import main
-from tailgate.loadtests.commands.split import split_config
-from tailgate.servers.complaint import ConfigError
 from tailgate.servers.rpc import inference_pb2, inference_pb2_grpc
 from tailgate.servers.security import ServerTls
 from tailgate.servers.splitter.bootstrap import bootstrap
 from tailgate.servers.splitter.envoy import Envoy, envoy_path
 from tailgate.servers.splitter.envoy_config import ArmTarget, SplitterConfig
-from tests.fakes.command_line import parsed
 from tests.fakes.credentials import Certificates, make_certificates
 from tests.fakes.inference import Behaviour, serve
 from tests.fakes.processes import PATIENCE_S
@@ -63,21 +60,6 @@ def test_an_impossible_setting_is_refused(make: Any, settings: dict[str, Any], w
     refusal(make, words=words, **settings)
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--tls-certificate", "{certificate}"], "TLS key"),
-        (["--tls-certificate", "", "--tls-key", ""], "--tls-certificate is empty"),
-        (["--tls-certificate", "{certificate}", "--tls-key", "{client_key}"], "does not belong"),
-    ],
-)
-def test_bad_files_of_a_split_are_known_before_envoy_starts(pem: Certificates, flags: list[str], words: str) -> None:
-    options = parsed("split", "--arm", "eager=10.0.0.7:50051", *(flag.format(**vars(pem)) for flag in flags))
-    with pytest.raises(ConfigError, match=words) as caught:
-        split_config(options)
-    assert "\n" not in str(caught.value)
-
-
 def test_silent_streams_are_never_cut() -> None:
     (listener,) = bootstrap(config())["static_resources"]["listeners"]
     manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
@@ -111,10 +93,6 @@ def test_a_printed_configuration_names_files(pem: Certificates, capsys: pytest.C
     assert "PRIVATE KEY" not in out
 
 
-def envoy_before(arm: str, folder: Path, **settings: Any) -> Envoy:
-    return Envoy(config(arm, **settings), log_path=folder / "envoy.log", work_dir=folder)
-
-
 def call(channel: grpc.Channel, *, tokens: int = 3, token: str = "", timeout: float = 20) -> Any:
     metadata = [("authorization", f"Bearer {token}")] if token else []
     request = inference_pb2.GenerateRequest(text="hi", max_tokens=tokens)
@@ -130,24 +108,24 @@ def status(channel: grpc.Channel, token: str = "") -> str:
     return name
 
 
-def channel_to(envoy: Envoy, ca: bytes) -> grpc.Channel:
-    own = [("grpc.use_local_subchannel_pool", 1)]
-    return grpc.secure_channel(envoy.target.removeprefix("https://"), grpc.ssl_channel_credentials(ca), own)
-
-
 def test_a_token_passes_from_a_tls_client_to_an_arm_that_checks_it(pem: Certificates, tmp_path: Path) -> None:
     """Health checks pass without a token."""
     tls, log = ServerTls(certificate=pem.certificate, key=pem.key), str(tmp_path / "requests.log")
+    own = [("grpc.use_local_subchannel_pool", 1)]
+    trusting = grpc.ssl_channel_credentials(Path(pem.ca).read_bytes())
     with (
         serve(Behaviour(token=SECRET)) as arm,
-        envoy_before(arm.target, tmp_path, tls=tls, request_log=log) as envoy,
+        Envoy(
+            config(arm.target, tls=tls, request_log=log), log_path=tmp_path / "envoy.log", work_dir=tmp_path
+        ) as envoy,
     ):
         envoy.wait_ready(PATIENCE_S)
         assert envoy.target == f"https://127.0.0.1:{envoy.port}"
-        with channel_to(envoy, Path(pem.ca).read_bytes()) as channel:
+        address = envoy.target.removeprefix("https://")
+        with grpc.secure_channel(address, trusting, own) as channel:
             statuses = [status(channel, token) for token in (SECRET, "wrong", "")]
         assert statuses == ["OK", "UNAUTHENTICATED", "UNAUTHENTICATED"]
-        with grpc.insecure_channel(envoy.target.removeprefix("https://")) as channel:
+        with grpc.insecure_channel(address) as channel:
             assert status(channel, SECRET) == "UNAVAILABLE"
     for path in tmp_path.iterdir():
         assert SECRET.encode() not in path.read_bytes(), path
