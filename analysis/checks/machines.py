@@ -288,7 +288,7 @@ def _capped_clocks(pairs: Pairs) -> Gaps:
     sees="By the reference, a device or host changed by more than `gates.max_machine_drift` around or between "
     "trials, or differs between the arms. From six trials on a ratio may still be decided.",
     remedy=f"Run again once `tailgate doctor` finds the machine steady, with nothing else on the host. {_OF_GPUS}Six "
-    "or more trials on several days decide a ratio to the control, too.",
+    "or more trials on several days decide a ratio all the same.",
 )
 def speed(seen: Evidence) -> Iterator[Disturbance]:
     yield from _changes(seen)

@@ -268,7 +268,7 @@ def compare_runs(
     run, differing, own_name = read_pair(baseline, candidate, arm=arm, gates=gates)
     of_machines = _speed(run, trusted=trust_machines)
     texts = "; ".join(differing)
-    differs = f"The candidate differs in {texts}." if texts else "No recorded setting or version differs."
+    differs = f"The candidate differs in {texts}." if texts else "No version and no setting that matters here differs."
     faults = [text for text in differing if run.limits.max_memory_ratio and text.startswith(_LENGTH)]
     given = (of_machines, WHAT_DIFFERS.found(faults, reason=differs, arm=CANDIDATE))
     summary = summary_of(run, judge(run, given))
@@ -295,7 +295,8 @@ def _speed(run: Run, *, trusted: bool) -> Check:
     row: dict[str, Any] = {"arm": CANDIDATE, "opens": ("noninferiority", "goodput")}
     if not known:
         fault = "No reference shows that the machines of both runs were equally fast"
-        remedy = "Take references in both runs (machines.reference_s), or give --trust-machines."
+        remedy = "Give --trust-machines if both runs had the same machines."
+        remedy += "" if external else " If not, measure them in both (machines.reference_s)."
         return replace(speed, rank=TAIL).found([fault], remedy=remedy, **row)  # which is no disturbance
     if not moved:
         ending = "." if differences else ", by assumption (no reference)."

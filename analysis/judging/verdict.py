@@ -106,7 +106,7 @@ _STUCK = {
 }
 # The same of external arms.
 _UNSEEN = {
-    "recompile": "Only the server's log (telemetry.log) can decide {gates}: clients cannot see what stalls it.",
+    "recompile": "The server's log (telemetry.log) decides {gates}; without it the gate's reason says what is missing.",
     "parity": "Greedy answers decide {gates}, and no longer run does: the gate's reason says what they lack.",
 }
 _STARTS = "Deciding {gates} takes at least {count} runs of each arm, each after a fresh start."
@@ -151,7 +151,7 @@ def advise(gates: Sequence[Gate], checks: Sequence[Check], *, external: Mapping[
     faults.sort(key=partial(_urgency, checks))
     fixes = list(dict.fromkeys(check.remedy for check in faults if check.remedy and check.rule.rank != TOO_SHORT))
     if len(fixes) > 2:
-        fixes[2:] = ["report.html names what else the failed checks ask for."]
+        fixes[2:] = ["The report's *Checks* say what else to do."]
     # Machines may be quiet next time; another fault stays.
     broken = any(not check.rule.fixed_by_length and check.rule.rank != MACHINES for check in faults)
     found: dict[str, list[Gate]] = {}

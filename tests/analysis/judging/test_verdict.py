@@ -133,7 +133,7 @@ class TestWords:
             ([gate("recompile", "FAIL"), OPEN, replace(OPEN, arm="padded", needed_s=630.0)], [], 630.0, ""),
             ([gate("parity", "INCONCLUSIVE")], [], None, "`tailgate parity experiment.toml`"),
             ([gate("parity", "INCONCLUSIVE", unseen=True)], [], None, "Greedy answers decide"),
-            ([gate("recompile", "INCONCLUSIVE", unseen=True)], [], None, "Only the server's log"),
+            ([gate("recompile", "INCONCLUSIVE", unseen=True)], [], None, "The server's log"),
         ],
     )
     def test_advice_is_a_length_or_a_remedy(self, gates, checks, needed_s, words):
