@@ -151,7 +151,7 @@ def advise(gates: Sequence[Gate], checks: Sequence[Check], *, external: Mapping[
     faults.sort(key=partial(_urgency, checks))
     fixes = list(dict.fromkeys(check.remedy for check in faults if check.remedy and check.rule.rank != TOO_SHORT))
     if len(fixes) > 2:
-        fixes[2:] = ["The report's *Checks* say what else to do."]
+        fixes[2:] = ["The report's table Checks lists what else to do."]
     # Machines may be quiet next time; another fault stays.
     broken = any(not check.rule.fixed_by_length and check.rule.rank != MACHINES for check in faults)
     found: dict[str, list[Gate]] = {}

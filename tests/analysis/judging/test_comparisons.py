@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from tailgate.analysis.judging import comparisons as comparisons_module
 from tailgate.analysis.judging.comparisons import QUANTILES, compared, comparisons, samples_of, steady_rows
 from tailgate.analysis.records.run_records import read_run
 from tailgate.analysis.run import pairs as pairs_module
@@ -42,6 +43,16 @@ def run(tmp_path_factory):
 @pytest.fixture(scope="module")
 def found(run):
     return comparisons(run)
+
+
+def test_interim_evidence_shares_its_error_among_all_gates(run, monkeypatch):
+    shared = set()
+    monkeypatch.setattr(
+        comparisons_module, "with_evidence", lambda _, item, __, *, gates, sooner: (shared.add(gates), (item, None))[1]
+    )
+    changes = {"sequential": True, "metrics": ("ttft", "e2e", "itl"), "quantiles": (0.5, 0.9, 0.99)}
+    comparisons(replace(run, limits=run.limits.model_copy(update=changes)))
+    assert shared == {9 * len(run.treatments)}
 
 
 class TestWhatIsCompared:

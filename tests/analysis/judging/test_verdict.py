@@ -102,7 +102,7 @@ class TestWords:
         checks = [check(name=name, remedy=f"Fix {name}.") for name in names]
         advice = advise([gate(verdict="INCONCLUSIVE", blocked_by=names)], checks)
         assert advice.needed_s is None
-        assert re.fullmatch(r"Fix load generator. Fix complete. report.html .* Fix blocks.", advice.text)
+        assert re.fullmatch(r"Fix load generator. Fix complete. The report's table Checks .* Fix blocks.", advice.text)
 
     @pytest.mark.parametrize(
         ("name", "needed_s", "text"),
