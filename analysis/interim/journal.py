@@ -124,7 +124,7 @@ def settled(records: RunRecords) -> RunRecords | None:
             trials.append(info)
             until[int(info["trial"])] = _NEVER
         elif seconds > 0:
-            trials.append({**info, "complete": True, "duration_s": seconds, "planned": {}})
+            trials.append({**info, "complete": True, "under_way": True, "duration_s": seconds, "planned": {}})
             until[int(info["trial"])] = int(info["start_ns"]) + int(seconds * SECOND)
     if not trials:
         return None

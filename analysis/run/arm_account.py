@@ -121,7 +121,7 @@ class ArmAccount:
             rows = [row for row in rows_of(record.get("replicas")) if row.get("arm") == self.arm]
             if served and info.get("complete") and takes_part(info, self.arm) and not rows:
                 error = f"{self.named(info['trial'])} holds no answers of it"
-                rows = [{"arm": self.arm, "replica": self.arm, "error": error}]
+                rows = [{"arm": self.arm, "replica": self.arm, "error": error, "later": info.get("under_way")}]
             for row in rows:
                 replica = row.get("replica") if isinstance(row.get("replica"), str) else None
                 counts = {key: int(number(row.get(key)) or 0) for key in ("same", "of")}

@@ -186,7 +186,8 @@ def _wholes(base: Comparison, treatment: Sample, control: Sample, qs: Sequence[f
     items = []
     for q, above, below in zip(qs, quantiles(treatment.values, qs), quantiles(control.values, qs), strict=True):
         whole = above / below if above > 0 and below > 0 else None
-        items.append(replace(base, quantile=q, ratio=whole, whole=whole))
+        why = base.obstacle or ("the control's is 0" if below == 0 else "the arm's is 0" if above == 0 else None)
+        items.append(replace(base, quantile=q, ratio=whole, whole=whole, obstacle=why))
     return items
 
 

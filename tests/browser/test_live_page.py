@@ -74,9 +74,11 @@ def test_the_page_shows_the_state_of_the_run(make_run: MakeRun, open_page: Open)
     state = tab.text("#state")
     for shown in ("9:00 of 15:00", "0 of 2 arms decided", "compiled-naive fails 3 gates", "lag 3.1 ms p99, of 50 ms"):
         assert shown in state
+    assert tab.text(".tile .outlook") == "Likely not in this run: a decision takes about 58 min of traffic."
     assert tab.evaluate("document.querySelector('progress').value") == pytest.approx(0.6)
     assert tab.evaluate("document.title") == "9:00 · canary · tailgate"
-    assert tab.count(".tile") == tab.count(".tile:has(svg.plot .limit)") == 12
+    two_ticks = "text[text-anchor=end] ~ text[text-anchor=end]"
+    assert tab.count(".tile") == tab.count(f".tile:has(svg.plot .limit):has({two_ticks})") == 12
     assert tab.text(".tile").startswith("non-inferiority p99 TTFT INCONCLUSIVE limit ×1.100 ×0.8")
     assert "limits blocks" in tab.text("#checks")
     assert "recompile 5.39 s 16 prefill 4×475" in tab.text("#compiles")

@@ -114,7 +114,7 @@ class WatchedRun:
         grown, width = 1 - math.exp(-number / 6), 0.55 / math.sqrt(number)
         verdicts = ("PASS", "FAIL") if decided else ("INCONCLUSIVE",) * 2
         decision = {"decided_s": number * 60.0 if decided else None}
-        decision["outlook_s"] = None if decided else 300.0 - 10 * number
+        decision["outlook_s"] = None if decided else 3030.0 - 10 * number
         gates: list[dict[str, Any]] = []
         for index, arm in enumerate(self.arms[1:]):
             for metric in ("ttft", "e2e"):

@@ -91,8 +91,8 @@ def judge_answers(arm: str, rows: Sequence[Mapping[str, Any]], *, quantised: boo
     if any(row["same"] < row["of"] for row in rows if _must_be_equal(row, quantised=quantised)):
         return FAIL, f"{seen}{must}."
     if silent := next((row for row in rows if row.get("error")), None):
-        who = silent.get("replica") or arm
-        return INCONCLUSIVE, f"{who} did not answer after the traffic: {silent['error']}."
+        fault = f"{silent.get('replica') or arm} did not answer after the traffic: {silent['error']}."
+        return INCONCLUSIVE, "Answers are asked for after the traffic." if silent.get("later") else fault
     if not of:
         return INCONCLUSIVE, f"No replica of {arm} was asked after the traffic."
     return PASS, f"{seen}{must if lowest else ''}."

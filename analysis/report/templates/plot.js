@@ -62,6 +62,8 @@ function logTicks([low, high], wanted) {
         if (tick >= low * 0.999 && tick <= high * 1.001) ticks.push(tick);
       }
     }
+    // A range within a few times its start holds too few of these.
+    if (ticks.length < 2) return linearTicks([low, high], Math.max(5, wanted));
     if (ticks.length <= wanted || factors.length === 1) return ticks;
   }
   return [];

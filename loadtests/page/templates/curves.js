@@ -21,7 +21,7 @@ function curves(host, { height, y: rule, xText, compact }) {
     if (!ends.length) return root.replaceChildren(labelWithin(width, width / 2, height / 2, shown.none ?? "no values yet", "middle"));
     const spread = shown.areas?.flatMap((area) => area.points.flatMap((point) => point.slice(1))).filter(drawable) ?? [];
     const domain = yDomain(ends, spread, rule);
-    const ticks = (rule.log ? logTicks : linearTicks)(domain, compact ? 3 : 5).filter((tick) => tick >= domain[0] && tick <= domain[1] && !(rule.whole && tick % 1));
+    const ticks = (rule.log ? logTicks : linearTicks)(domain, compact ? 3 : 5).filter((tick) => !(rule.whole && tick % 1));
     const left = Math.max(...ticks.map((tick) => textWidth(rule.format(tick))), 20) + 8,
       right = 10,
       top = compact ? 8 : 12,
@@ -122,7 +122,7 @@ function yDomain(ends, spread, rule) {
   const range = high - low || Math.abs(high) || 1;
   high = Math.min(Math.max(high, ...spread), high + range * 0.6) + range * 0.08;
   low = rule.zero ? Math.min(0, low) : Math.max(Math.min(low, ...spread), low - range * 0.6) - range * 0.08;
-  return [low, high];
+  return [low, rule.whole ? Math.max(1, high) : high]; // for two ticks
 }
 
 const stepped = (points) => points.flatMap((point, i) => (i ? [[point[0], points[i - 1][1]], point] : [point]));

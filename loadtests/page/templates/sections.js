@@ -59,7 +59,7 @@ function stateOf({ now, interim, run, lost }) {
   }
   if (lost)
     return { word: "No connection", tone: "none", icon: "lost", line: `${gone} The figures below are the last known ones.` };
-  const line = [traffic(now), deaths(now), decisions(interim, run), now.decided ? "" : failing(interim)].filter(Boolean).join(" ");
+  const line = [traffic(now), deaths(now), decisions(interim, run, now), now.decided ? "" : failing(interim)].filter(Boolean).join(" ");
   if (now.decided)
     return { word: now.decided, tone: TONES_OF[now.decided], icon: now.decided, line: `${WORDS[now.state]}: ${line}` };
   return { word: WORDS[now.state] ?? "Running", tone: "running", icon: "running", line };
@@ -74,7 +74,7 @@ function traffic(now) {
   return said ? `${said[0].toUpperCase()}${said.slice(1)}.` : "";
 }
 
-function decisions(interim, run) {
+function decisions(interim, run, now) {
   const controls = new Set((run?.arms ?? []).filter((arm) => arm.control).map((arm) => arm.name));
   const arms = Object.entries(interim?.arms ?? {}).filter(([name]) => !controls.has(name));
   if (!arms.length) return "";
@@ -83,7 +83,7 @@ function decisions(interim, run) {
   const open = arms.filter(([, arm]) => arm.decision !== "PASS" && arm.decision !== "FAIL").map(([, arm]) => arm.outlook_s);
   const outlooks = open.filter(isNumber);
   const said = [`${decided.length} of ${arms.length} arms decided${failed.length ? `, ${failed.join(" and ")} failed` : ""}.`];
-  if (open.length && outlooks.length === open.length) said.push(`Likely decided in about ${span(Math.max(...outlooks))}.`);
+  if (open.length && outlooks.length === open.length) said.push(outlook({ outlook_s: Math.max(...outlooks) }, { interim, now }));
   return said.join(" ");
 }
 
@@ -142,7 +142,11 @@ function showFacts({ now, interim, run, series }) {
 function likely(now, interim, run, outlooks) {
   const analysed = isNumber(interim?.seconds) ? `interim analysis ${count(interim.number)} at ${clock(interim.seconds)}` : "";
   if (now.decided) return fact("Decision", now.decided, analysed);
-  if (!run?.judged_once) return fact("Likely decision", outlooks.length ? `in ${span(Math.max(...outlooks))}` : DASH, analysed);
+  if (!run?.judged_once) {
+    const outlook_s = Math.max(...outlooks), // -Infinity without any
+      whole_s = tooLong(outlook_s, { interim, now });
+    return fact("Likely decision", whole_s ? "not in this run" : isNumber(outlook_s) ? `in ${span(outlook_s)}` : DASH, analysed);
+  }
   const left = now.duration_s * (now.trials - now.trial + 1) - (now.t_s ?? 0);
   return fact("Decision", now.state === "load" && left > 0 ? `in ${span(left)}` : "at the end", "once, when the traffic has ended");
 }
@@ -474,7 +478,7 @@ function showMachines({ series }) {
   renew(
     at("[data-machines]"),
     cells(
-      [["Machine"], ["Clock", "num"], ["Busy", "num"], ["Power", "num"], ["Memory", "num"], ["Temperature", "num"], ["Slowed by"]],
+      [["Machine"], ["Clock", "num"], ["Busy", "num"], ["Power", "num"], ["Memory", "num"], ["Temperature", "num"], ["Throttling or steal"]],
       [
         el(
           "tbody",
@@ -484,7 +488,7 @@ function showMachines({ series }) {
               device = own.kind === "device";
             const held = device
               ? [...own.throttle.map((reason) => reason.replaceAll("_", " ")), ...(own.foreign_processes ? [`${count(own.foreign_processes)} ${own.foreign_processes === 1 ? "process" : "processes"} of others`] : [])]
-              : isNumber(own.steal_pct) && own.steal_pct >= 1 ? [`${pct(own.steal_pct)} stolen`] : [];
+              : isNumber(own.steal_pct) ? [`${pct(own.steal_pct)} stolen`] : [];
             return el(
               "tr",
               {},
@@ -494,7 +498,7 @@ function showMachines({ series }) {
               cell(name, "power_w", watts, "power_limit_w"),
               cell(name, "memory_bytes", bytes, "memory_limit_bytes"),
               cell(name, "temperature_c", degrees),
-              el("td", { class: held.length ? "warned" : "" }, held.join(", ") || "nothing"),
+              el("td", { class: (device ? held.length : own.steal_pct >= 1) ? "warned" : "" }, held.join(", ") || (device ? "none" : DASH)),
             );
           }),
         ),

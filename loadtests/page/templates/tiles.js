@@ -6,10 +6,17 @@ const chip = (verdict, text) =>
   el("span", { class: `chip ${CHIPS[verdict] ?? "chip-none"}` }, verdict in CHIPS ? icon(verdict) : null, text ?? verdict ?? "open");
 const armTag = (index, name) => el("span", { class: `arm-tag ${armClass(index)}` }, swatch(index), name);
 
-function outlook(gate) {
-  if (isNumber(gate.decided_s)) return `Decided after ${span(gate.decided_s)}.`;
-  if (isNumber(gate.outlook_s)) return `Likely decided in about ${span(gate.outlook_s)}.`;
-  return "";
+// How long the traffic has to be for a decision where that is longer than the run, by more than an estimate shows, else null.
+function tooLong(outlook_s, { interim, now }) {
+  const whole_s = (interim?.seconds ?? 0) + outlook_s;
+  return now?.duration_s > 0 && whole_s > 1.05 * now.duration_s * now.trials ? whole_s : null;
+}
+
+function outlook(of, seen) {
+  if (isNumber(of.decided_s)) return `Decided after ${span(of.decided_s)}.`;
+  if (!isNumber(of.outlook_s)) return "";
+  const whole_s = tooLong(of.outlook_s, seen);
+  return whole_s ? `Likely not in this run: a decision takes about ${span(whole_s)} of traffic.` : `Likely decided in about ${span(of.outlook_s)}.`;
 }
 
 function evidence(gate) {
@@ -35,7 +42,7 @@ function tile(index) {
     unit = null;
   return {
     node,
-    update(gate, points) {
+    update(gate, points, seen) {
       const label = gate.label ?? gate.gate;
       const show = (number) => quantity(number, gate.unit);
       node.className = `tile tile-${(gate.verdict ?? "none").toLowerCase()}`;
@@ -45,7 +52,7 @@ function tile(index) {
       const bounded = isNumber(gate.low) || isNumber(gate.high);
       interval.textContent = bounded ? `[${show(gate.low)}, ${show(gate.high)}]`.replaceAll("×", "") : "";
       limit.textContent = isNumber(gate.limit) ? `limit ${show(gate.limit)}` : "";
-      when.textContent = outlook(gate);
+      when.textContent = outlook(gate, seen);
       when.hidden = !when.textContent;
       reason.textContent = [gate.reason, evidence(gate)].filter(Boolean).join(" ");
       reason.title = reason.textContent;
@@ -112,12 +119,12 @@ function gateTiles(host) {
         group.tiles.set(gate.gate, made);
         group.grid.append(made.node);
       }
-      group.tiles.get(gate.gate).update(gate, points(gate.arm, gate.gate));
+      group.tiles.get(gate.gate).update(gate, points(gate.arm, gate.gate), seen);
     }
     for (const [arm, group] of groups) {
       const decided = interim.arms?.[arm] ?? {};
       renew(group.head, armTag(indexOf(arm), arm), chip(decided.decision, decided.decision ?? "not decided"));
-      group.said.textContent = [outlook(decided), decided.reason].filter(Boolean).join(" ");
+      group.said.textContent = [outlook(decided, seen), decided.reason].filter(Boolean).join(" ");
       group.said.hidden = !group.said.textContent;
     }
   };

@@ -216,6 +216,7 @@ GONE = row(same=0, error="UNAVAILABLE: gone", dtype="bfloat16")
         ([row(), row("arm-1", 5)], {}, {}, "FAIL", "11 of 12"),
         ([row(same=2, dtype="bfloat16")], {}, {}, "PASS", "2 of 6"),
         ([GONE], {}, {}, "INCONCLUSIVE", "arm-0 did not answer after the traffic: UNAVAILABLE: gone"),
+        ([{**GONE, "later": True}], {}, {}, "INCONCLUSIVE", "Answers are asked for after the traffic."),
         ([row("arm-1", 5)], {"verdict": "PASS"}, {}, "FAIL", "5 of 6"),
         ([], measured_as("PASS"), {"required": True}, "PASS", ""),
         ([], measured_as("INCONCLUSIVE"), {"required": True}, "INCONCLUSIVE", "Why."),
@@ -226,13 +227,7 @@ GONE = row(same=0, error="UNAVAILABLE: gone", dtype="bfloat16")
         ([row(same=0, of=0)], {}, {}, "INCONCLUSIVE", ""),
         # Quantised weights have parity by their accuracy and not by their tokens.
         ([row(same=1)], {}, {"difference": "int8"}, "INCONCLUSIVE", "parity.full = true"),
-        (
-            [row(same=1)],
-            MEASURED,
-            {"difference": "int8", "required": True},
-            "PASS",
-            "The KL is 0.01.",
-        ),
+        ([row(same=1)], MEASURED, {"difference": "int8", "required": True}, "PASS", "The KL is 0.01."),
         ([GONE], MEASURED, {"difference": "int8"}, "INCONCLUSIVE", "gone"),
     ],
 )

@@ -140,6 +140,7 @@ def sample(values, block=None):
             "p99 needs about 500 requests of each arm; this run has 49",
         ),
         (sample(np.arange(1.0, 50.0)), sample(np.arange(1.0, 50.0), np.ones(49, dtype=int)), "share no time block"),
+        (sample(np.arange(1.0, 50.0)), sample(np.maximum(0.0, np.arange(-2000.0, 12.0))), "the control's is 0"),
     ],
 )
 def test_data_that_carry_no_test_are_undecided_and_say_why(treatment, control, words):
