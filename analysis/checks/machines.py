@@ -110,8 +110,7 @@ def machine_rule(name: str, **facts: Any) -> Callable[[Callable[[Evidence], Iter
     slows=True,
 )
 def foreign(seen: Evidence) -> Iterator[Disturbance]:
-    """If other processes are hidden during the traffic, those present before the arms started count as present
-    throughout."""
+    """Where other processes are hidden during the traffic, those seen before it count throughout."""
     for device in seen.machines.used:
         if device.foreign_s is not None:
             held = f" with {device.foreign_bytes / 2**30:.3g} GiB" if device.foreign_bytes else ""
