@@ -149,6 +149,8 @@ def test_of_searches_an_arm_is_dropped_that_each_dropped():
 
 TORCH = replace(SHORT, environment={"versions": {"torch": "2.12.0"}})
 TUNED = FakeArm(name="compiled", config={"compile": {"mode": "max-autotune"}})
+FLOAT8 = FakeArm(name="compiled", config={"model": {"quantisation": "float8-per-row"}})
+QUANTISED = replace(SHORT, arms=(EAGER, FLOAT8), environment={"versions": {"torchao": "0.14"}})
 
 
 @pytest.mark.parametrize(
@@ -161,6 +163,7 @@ TUNED = FakeArm(name="compiled", config={"compile": {"mode": "max-autotune"}})
         (TORCH, {"environment": {"versions": {"torch": "2.13.0"}}}, "versions.torch 2.13.0 (in run-0 2.12.0)"),
         (TORCH, {"environment": {**TORCH.environment, "gpus": ["NVIDIA H200, 580.1"]}}, "gpus NVIDIA H200"),
         (TORCH, {"environment": {"versions": {"torch": "2.12.0", "tailgate": "0.2"}}}, "versions.tailgate 0.2"),
+        (QUANTISED, {"environment": {"versions": {"torchao": "0.15"}}}, "versions.torchao 0.15 (in run-0 0.14)"),
     ],
 )
 def test_a_difference_is_refused_with_both_values_and_the_option_that_allows_it(tmp_path, first, other, said):
