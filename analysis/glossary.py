@@ -63,6 +63,7 @@ GLOSSARY: Final[Mapping[str, str]] = {
     "graph break": "A place where torch.compile cannot trace on, so the code runs in pieces.",
     "JIT compile": "A compile of one kernel at run time, such as by Triton, outside torch.compile.",
     "limit hit": "torch's recompile_limit was reached: unseen shapes run eagerly from then on.",
+    "usable blocks": "Blocks after the cold start in which each arm has requests that no compile delayed.",
     "stall": "A stretch in which an arm had requests in flight and answered none.",
     "longest compile stall": "The longest time that compiles delayed one request.",
     "compile stall per minute": "Seconds of each minute in which a replica compiled while requests waited.",

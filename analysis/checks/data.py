@@ -24,8 +24,14 @@ DISAGREE_ALPHA = 0.1
 
 
 def _least(run: Run) -> str:
-    seconds = shortest_s(run)
-    return f"A PASS needs a run of at least {duration_text(seconds)}." if seconds > run.seconds else ""
+    what = "both runs to last" if run.separate else "a run of"
+    seconds, has_s = shortest_s(run), min(sum(trial.seconds for trial in run.trials_of(arm)) for arm in run.arms)
+    return f"A PASS needs {what} at least {duration_text(seconds)}." if seconds > has_s else ""
+
+
+def _fewer(run: Run, arm: str) -> str:
+    """Return whose requests limit the comparison: of separate runs, the arm with fewer."""
+    return min((arm, run.control), key=lambda one: int(run.of_arm(one).sum())) if run.separate else arm
 
 
 def _of(seen: Evidence, arm: str) -> list[Comparison]:
@@ -49,8 +55,8 @@ def blocks(seen: Evidence) -> Iterator[Check]:
             usable["slo"] = min(of_arms) if run.separate else run.blocks
         short = {kind: count for kind, count in usable.items() if count < limits.min_blocks}
         faults = [
-            f"A verdict needs {limits.min_blocks} usable blocks of {run.block_s:g} s (gates.min_blocks); {arm} has "
-            f"{count}"
+            f"A verdict needs {limits.min_blocks} usable blocks of {run.block_s:g} s (gates.min_blocks); "
+            f"{_fewer(run, arm)} has {count}"
             for count in sorted(short.values())[:1]
         ]
         yield blocks.found(faults, arm=arm, opens=tuple(short), remedy=_least(run))
@@ -67,7 +73,7 @@ def tail_size(seen: Evidence) -> Iterator[Check]:
     run, quantile, needed = seen.run, seen.run.limits.quantile, tail_requests(seen.run.limits.quantile)
     for arm in run.treatments if run.limits.sequential or not seen.search else ():
         requests = min((item.requests for item in _of(seen, arm)), default=0)
-        fault = f"p{100.0 * quantile:.10g} needs {counted(needed, 'steady request')}; {arm} has {requests}"
+        fault = f"p{100 * quantile:.10g} needs {counted(needed, 'steady request')}; {_fewer(run, arm)} has {requests}"
         yield tail_size.found([fault] if requests < needed else [], arm=arm, remedy="" if seen.search else _least(run))
 
 

@@ -83,9 +83,6 @@ def check_runs(listed: RunList) -> tuple[RecordedRun, ...]:
     """Return the documents of the listed runs in order of time. Raises RecordError for runs that may not be joined or
     hold no requests."""
     runs = tuple(run for run, _ in _opened(listed.directories))
-    for run in runs:
-        if not any(table_files(folder, "requests") for folder in run.folders):
-            raise _no_requests(run)
     joining.check_joinable(runs, listed.accepted)
     return runs
 
@@ -151,9 +148,11 @@ def _opened(directories: Sequence[Path]) -> list[tuple[RecordedRun, _Files]]:
 
 
 def _documents(files: _Files) -> RecordedRun:
-    """Return what the documents of the run say, as of a run that is judged by itself."""
-    directory = files.directory
+    """Return what the documents of a run judged by itself say. Raises RecordError if it sent no requests."""
+    directory, name = files.directory, files.name or files.directory.resolve().name
     folders = trial_folders(directory)
+    if not any(table_files(folder, "requests") for folder in folders):
+        raise RecordError(f"{name} holds no requests*.arrow, .parquet or .jsonl: give a run that sent requests")
     names = enumerate((folder.name.removeprefix("trial-") for folder in folders), start=1)
     numbers = [int(name) if name.isdecimal() and len(name) < 10 else place for place, name in names]
     infos: list[dict[str, Any] | None] = []
@@ -168,7 +167,7 @@ def _documents(files: _Files) -> RecordedRun:
         infos.append(info)
     return RecordedRun(
         directory=directory,
-        name=files.name or directory.resolve().name,
+        name=name,
         experiment=files.experiment(),
         environment=files.document(directory / "environment.json") or {},
         parity=files.document(directory / "parity.json"),
@@ -282,10 +281,8 @@ def design_of(experiment: Mapping[str, Any], infos: Iterable[Mapping[str, Any] |
 
 
 def _check_memory(opened: Sequence[tuple[RecordedRun, _Files]]) -> None:
-    """Raise RecordError if there is no file of requests, and if their analysis takes more memory than is free."""
+    """Raise RecordError if the analysis takes more memory than is free."""
     trials = [table_files(folder, "requests") for run, _ in opened for folder in run.folders]
-    if not any(trials):
-        raise _no_requests(opened[0][0])
     sizes = [sum(path.stat().st_size for path in paths) for paths in trials]
     size, needed = sum(sizes), _BYTES_A_BYTE * sum(sizes) + _OF_A_TRIAL * max(sizes)
     if needed > (free := psutil.virtual_memory().available):
@@ -293,7 +290,3 @@ def _check_memory(opened: Sequence[tuple[RecordedRun, _Files]]) -> None:
             f"{opened[0][0].name} holds {size / 1e9:.1f} GB of requests, whose analysis takes about {needed / 1e9:.1f} "
             f"GB of memory, and {free / 1e9:.1f} GB are free: analyse it on a machine with more"
         )
-
-
-def _no_requests(run: RecordedRun) -> RecordError:
-    return RecordError(f"{run.name} holds no requests*.arrow, .parquet or .jsonl: give a run that sent requests")

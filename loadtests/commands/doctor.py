@@ -109,7 +109,7 @@ def needed_by_managed_arms() -> Iterator[Finding]:
     with suppress(metadata.PackageNotFoundError):
         torch = metadata.version("torch")
     blind = " sees no GPU: install the build for CUDA (pytorch.org)" if gpus and "+cpu" in torch else ""
-    few = "" if usable >= 4 else ": arms, splitter and load share them; use 4 or more for latencies on the CPU"
+    few = "" if usable >= 4 else ": arms, splitter and load share them, so latencies on the CPU include waiting; use 4"
     hidden = "its driver does not answer: nvidia-smi says why" if sees_gpu() else "none is visible"
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CC") or "cc", "gcc", "clang"))), None)
     if torch:

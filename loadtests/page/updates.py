@@ -69,7 +69,11 @@ class Updates:
 def described(run_dir: Path) -> dict[str, Any]:
     """Return what is known from the start: names, arms, and how the run is judged."""
     experiment = tomllib.loads((run_dir / "experiment.toml").read_text(encoding="utf-8"))
-    arms = [{key: arm.get(key) for key in ("name", "preset", "control", "weight")} for arm in experiment["arms"]]
+    arms = [
+        {key: arm.get(key) for key in ("name", "preset", "control", "weight")}
+        | {"reports_compiles": "compile" in arm or any((arm.get("telemetry") or {}).values())}
+        for arm in experiment["arms"]
+    ]
     return {
         "name": experiment["name"],
         "id": run_dir.name,

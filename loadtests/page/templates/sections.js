@@ -179,7 +179,7 @@ function showCards(seen) {
         ["p99 E2E", ms(own.e2e_p99_ms), streams ? "" : "last 10 s"],
         ["In flight", count(own.inflight), ""],
         ["Done", count(own.finished), own.failed ? `${count(own.failed)} failed` : ""],
-        ["Compiles while serving", count(built?.serving ?? 0), built?.serving ? sec(built.serving_s) : ""],
+        ["Compiles while serving", arm.reports_compiles ? count(built?.serving ?? 0) : DASH, built?.serving ? sec(built.serving_s) : ""],
         ...(isNumber(shares[arm.name]) ? [["Share", pct(shares[arm.name]), "of the traffic"]] : []),
         [replicas.length > 1 ? "Replicas" : "Replica", dead ? el("span", { class: "warned" }, stages.join(", ")) : stages.join(", ") || DASH, ""],
       ];

@@ -169,6 +169,20 @@ def test_runs_of_another_length_are_compared_in_all_but_memory(baseline: Path, t
     assert checks(limited)["what differs"]["opens"] == ["memory"]
 
 
+def test_of_two_runs_the_shorter_one_is_named_and_one_without_requests_is_refused(tmp_path: Path) -> None:
+    one = write_run(tmp_path / "one", replace(SHORT, gates={}))
+    other = write_run(tmp_path / "other", replace(LATER, gates={}))
+    for runs in ((one, other), (other, one)):
+        side = "baseline" if runs[0] == one else "candidate"
+        seen = checks(compare_runs(*runs, trust_machines=True))
+        assert all(f"; {side} has " in seen[check]["reason"] for check in ("blocks", "tail")), seen
+        assert "A PASS needs both runs to last at least " in seen["blocks"]["remedy"]
+    for path in one.glob("trial-*/requests*"):
+        path.unlink()
+    with pytest.raises(RecordError, match="one holds no requests"):
+        compare_runs(one, other)
+
+
 def test_a_trial_that_a_decided_run_left_out_is_not_missing(baseline: Path, tmp_path: Path) -> None:
     def decided(info: dict[str, Any]) -> None:
         info["ended"] = "decided after 4.0 minutes (compiled: PASS)"
