@@ -1,7 +1,7 @@
 """Plant small faults in the code that protects a verdict, and count those that the tests find.
 
     python benchmarks/mutants.py list                                  # the mutants of the default seed, one a line
-    python benchmarks/mutants.py run --jobs 2 --out mutants.jsonl      # run the tests on each; 200 take an hour
+    python benchmarks/mutants.py run --jobs 2 --out mutants.jsonl      # run the tests on each; 200 take two hours
     python benchmarks/mutants.py run --package analysis/statistics     # one package alone
 
 A mutant is one change of one expression or statement: a comparison, `and`, `or`, `not`, an arithmetic operator,
