@@ -61,7 +61,7 @@ def faults(context: TrialContext) -> list[str]:
     context.write_facts()
     info = json.loads((context.folder / "trial.json").read_text())
     experiment = {"pressure": {key: info["pressure"][key] for key in ("gpu_gib", "processors")}}
-    run = SimpleNamespace(records=SimpleNamespace(experiment=experiment), infos=[info])
+    run = SimpleNamespace(trial_name="trial {}".format, records=SimpleNamespace(experiment=experiment), infos=[info])
     [check] = checked.pressure.find(Mock(spec=Evidence, run=run))
     assert check.ok == (not check.reason)
     return [check.reason] if check.reason else []
