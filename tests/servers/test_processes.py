@@ -42,7 +42,7 @@ print("a library greets", flush=True)
 say(Other(3))
 print('{"Done": {"count": "many"}}', flush=True)
 say(Done(int(sys.stdin.readline())))
-print("the end", file=sys.stderr)
+sys.stderr.write("the end\\n")  # at once: another line may come between what print writes and its end
 sys.exit(7)
 """
 
