@@ -57,7 +57,9 @@ def unpack(archive: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=UNPACKED) as place:
         new = Path(place) / folder.name
         with tarfile.open(archive) as packed:
-            packed.extractall(new, filter="data")
+            # Python 3.11 has no `filter` before its release 4
+            packed.extraction_filter = getattr(tarfile, "data_filter", None)
+            packed.extractall(new)
         for path in new.rglob("*.parquet"):
             pq.write_table(_times_for_gaps(pq.read_table(path)), path, **_FORM)
         (new / _DONE).write_text(stamp)

@@ -366,7 +366,10 @@ class Followed:
     def __init__(self, folder: Path, vllm: Sequence[int]) -> None:
         self.folder = folder
         self.serving: dict[str, subprocess.Popen[bytes]] = {}
-        self.ports = {port: str(free_port()) for port in ("50051", "50052", "8080", "9901")}
+        known, free = ("50051", "50052", "8080", "9901"), set[str]()
+        while len(free) < len(known):
+            free.add(str(free_port()))
+        self.ports = dict(zip(known, free, strict=True))
         addresses = zip(("eager", "compiled"), vllm, strict=True)
         self.vllm = _sets(" ".join(f"arms.{arm}.address=http://127.0.0.1:{port}/v1" for arm, port in addresses))
         self.runs = 0
