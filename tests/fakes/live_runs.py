@@ -38,7 +38,8 @@ class WatchedRun:
         self.trial.mkdir(parents=True)
         self.arms = ["eager", "compiled-padded", self.naive]
         tables = "".join(
-            f"[[arms]]\nname = {json.dumps(arm)}\npreset = {json.dumps(arm)}\ncontrol = {str(not index).lower()}\n"
+            f"[[arms]]\nname = {json.dumps(arm)}\npreset = {json.dumps(arm)}\n"
+            f"control = {str(not index).lower()}\ncompile = {{}}\n"
             for index, arm in enumerate(self.arms)
         )
         head = f"name = {json.dumps(self.text or 'canary')}\n"

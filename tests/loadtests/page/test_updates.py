@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+import tomli_w
 
 from tailgate.analysis.records.tables import RecordWriter
 from tailgate.loadtests.page.tails import LinesTail, TableTail
-from tailgate.loadtests.page.updates import Updates
+from tailgate.loadtests.page.updates import Updates, described
 from tests.fakes.live_runs import WatchedRun
 
 
@@ -50,6 +52,14 @@ def test_what_would_turn_text_is_left_out(run: WatchedRun) -> None:
 
 
 SCHEMA = pa.schema([("name", pa.string()), ("n", pa.int64()), ("more", pa.string())])
+
+
+def test_an_external_arm_without_a_log_reports_no_compiles(run: WatchedRun) -> None:
+    path = run.folder / "experiment.toml"
+    arms = [{"name": "managed", "control": True, "compile": {}}, {"name": "silent", "control": False}]
+    arms += [{"name": "logged", "control": False, "telemetry": {"log": ["server.log"]}}]
+    path.write_text(tomli_w.dumps(tomllib.loads(path.read_text()) | {"arms": arms}))
+    assert [arm["reports_compiles"] for arm in described(run.folder)["arms"]] == [True, False, True]
 
 
 def test_only_whole_lines_are_read_and_each_once(tmp_path: Path) -> None:
