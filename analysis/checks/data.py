@@ -55,8 +55,8 @@ def blocks(seen: Evidence) -> Iterator[Check]:
             usable["slo"] = min(of_arms) if run.separate else run.blocks
         short = {kind: count for kind, count in usable.items() if count < limits.min_blocks}
         faults = [
-            f"A verdict needs {limits.min_blocks} usable blocks of {run.block_s:g} s (gates.min_blocks); "
-            f"{_fewer(run, arm)} has {count}"
+            f"A verdict needs {limits.min_blocks} usable blocks of {run.block_s:g} s after the cold start "
+            f"(gates.min_blocks); {_fewer(run, arm)} has {count}"
             for count in sorted(short.values())[:1]
         ]
         yield blocks.found(faults, arm=arm, opens=tuple(short), remedy=_least(run))

@@ -211,7 +211,7 @@ def _tested(
         ratios = balanced_ratios(windows, windows.group)
         return _by_trials(item, ratios, machine) if np.ptp(ratios) > 0 else replace(item, obstacle=_ALIKE)
     if windows.groups < FEWEST_GROUPS:
-        why = f"error bars need {FEWEST_GROUPS} usable blocks; this run has {item.blocks}"
+        why = f"error bars need {FEWEST_GROUPS} usable blocks after the cold start; this run has {item.blocks}"
         item = replace(item, obstacle=why, needed_blocks=FEWEST_GROUPS)
     elif limits := window_limits(windows, bound=bound, alpha=item.alpha, dependence=dependence):
         return with_limits(item, limits)
