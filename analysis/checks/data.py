@@ -9,7 +9,8 @@ import numpy as np
 
 from tailgate.analysis.checks.check import TAIL, TOO_SHORT, Check, Evidence, rule
 from tailgate.analysis.judging.gates import FAIL, PASS
-from tailgate.analysis.judging.gates.latency import noninferiority_name, shortest_s
+from tailgate.analysis.judging.gates.latency import noninferiority_name
+from tailgate.analysis.judging.paths import shortest_s
 from tailgate.analysis.run.run import Run
 from tailgate.analysis.run.slo import failures, judge_share, units
 from tailgate.analysis.settings.metrics import quantile_label
@@ -26,7 +27,8 @@ DISAGREE_ALPHA = 0.1
 def _least(run: Run) -> str:
     what = "both runs to last" if run.separate else "a run of"
     seconds, has_s = shortest_s(run), min(sum(trial.seconds for trial in run.trials_of(arm)) for arm in run.arms)
-    return f"A PASS needs {what} at least {duration_text(seconds)}." if seconds > has_s else ""
+    least = "about" if run.limits.sequential else "at least"  # interim analyses see a large effect sooner
+    return f"A PASS needs {what} {least} {duration_text(seconds)}." if seconds > has_s else ""
 
 
 def _fewer(run: Run, arm: str) -> str:

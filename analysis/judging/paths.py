@@ -12,11 +12,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tailgate.analysis.arrays import Bools, Floats, Ints
+from tailgate.analysis.records.plain_values import number, table
 from tailgate.analysis.run.run import Run
 from tailgate.analysis.run.slo import ShareResult, Units
 from tailgate.analysis.run.startup import start_spread
 from tailgate.analysis.settings.gate_limits import MIN_BLOCKS
 from tailgate.analysis.statistics.compare import Comparison, Sample, limits_text, seen_text
+from tailgate.analysis.statistics.planning import least_share, shortest_trial_s
 from tailgate.analysis.statistics.sequential import (
     FEWEST_GROUPS,
     SEGMENTS,
@@ -95,7 +97,7 @@ def with_evidence(
         at_s=at_s,
         alpha=item.alpha,
         gates=gates,
-        wait_s=max(0.0, run.limits.cold_s + FEWEST_GROUPS * GROUP_BLOCKS * run.block_s - run.seconds),
+        wait_s=max(0.0, shortest_s(run) - run.seconds),
     )
     known = len(groups) > 0
     whole = item.whole if path.value is None else path.value
@@ -115,6 +117,20 @@ def with_evidence(
         verdict=path.outcome or "INCONCLUSIVE",
     )
     return replace(seen, reason=_reason(seen, path)), path
+
+
+def shortest_s(run: Run) -> float:
+    """Return the shortest run, over all trials, in whole minutes, with which every gate can PASS: if analysed while it
+    runs, without a large effect. The rate is the experiment's, else that of the arm with the fewest requests."""
+    rate, trials = number(table(run.records.experiment, "traffic").get("rate")) or 0.0, max(1, len(run.trials))
+    if rate > 0 and not run.separate:
+        rate *= least_share(run.design, tuple(run.weights.values()))
+    else:
+        counts = ((int(run.of_arm(arm).sum()), arm) for arm in run.arms)
+        rate = min(run.rate(count, arm if run.separate else None) for count, arm in counts)
+    seconds = trials * shortest_trial_s(run.limits, run.targets, rate=rate, block_s=run.block_s, trials=trials)
+    groups_s = run.limits.cold_s + FEWEST_GROUPS * GROUP_BLOCKS * run.block_s if run.limits.sequential else 0.0
+    return max(seconds, 60.0 * math.ceil(groups_s / 60.0))
 
 
 def _limits(limits: tuple[float, float], path: Path) -> tuple[float, float]:

@@ -8,18 +8,10 @@ from dataclasses import replace
 from tailgate.analysis.checks.applied import blocking
 from tailgate.analysis.checks.check import Check
 from tailgate.analysis.judging.gates import INCONCLUSIVE, Gate
-from tailgate.analysis.judging.paths import Path
-from tailgate.analysis.records.plain_values import number, table
+from tailgate.analysis.judging.paths import Path, shortest_s
 from tailgate.analysis.run.run import Run
 from tailgate.analysis.statistics.compare import Comparison
-from tailgate.analysis.statistics.planning import (
-    LONGEST_S,
-    MOST_STARTS,
-    comparison_needed,
-    least_share,
-    power_of_each,
-    shortest_trial_s,
-)
+from tailgate.analysis.statistics.planning import LONGEST_S, MOST_STARTS, comparison_needed, power_of_each
 
 
 def latency_gate(run: Run, item: Comparison, path: Path | None = None) -> Gate:
@@ -76,26 +68,14 @@ def whole_s(run: Run, path: Path) -> float | None:
     return None if left_s is None or left_s > LONGEST_S else run.seconds + left_s
 
 
-def shortest_s(run: Run) -> float:
-    """Return the shortest run, over all trials, with which every gate can PASS: the length that `tailgate check` has.
-
-    The rate is the experiment's; where it has none, or arms had separate runs, that of the arm with the fewest.
-    """
-    rate, trials = number(table(run.records.experiment, "traffic").get("rate")) or 0.0, max(1, len(run.trials))
-    if rate > 0 and not run.separate:
-        rate *= least_share(run.design, tuple(run.weights.values()))
-    else:
-        counts = ((int(run.of_arm(arm).sum()), arm) for arm in run.arms)
-        rate = min(run.rate(count, arm if run.separate else None) for count, arm in counts)
-    return trials * shortest_trial_s(run.limits, run.targets, rate=rate, block_s=run.block_s, trials=trials)
-
-
 def with_needed(run: Run, before: Gate, after: Gate, checks: Sequence[Check]) -> Gate:
     """Add the run length that the gate's checks require, if they alone open it and a longer run passes them. No length
     is shorter than what lets every gate PASS."""
     opened = before.verdict != INCONCLUSIVE and after.verdict == INCONCLUSIVE
     if opened and all(check.rule.fixed_by_length for check in blocking(after, checks)):
-        return replace(after, needed_s=shortest_s(run))
+        left_s = max(0.0, shortest_s(run) - run.seconds) or None
+        path = after.path and replace(after.path, outcome=None, decided_s=None, outlook_s=left_s)
+        return replace(after, needed_s=shortest_s(run), path=path)
     if after.needed_s is None or after.path is not None:
         return after
     return replace(after, needed_s=max(after.needed_s, shortest_s(run)))

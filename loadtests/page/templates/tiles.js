@@ -15,8 +15,8 @@ function tooLong(outlook_s, { interim, now }) {
 function outlook(of, seen) {
   if (isNumber(of.decided_s)) return `Decided after ${span(of.decided_s)}.`;
   if (!isNumber(of.outlook_s)) return "";
-  const whole_s = tooLong(of.outlook_s, seen);
-  return whole_s ? `Likely not in this run: a decision takes about ${span(whole_s)} of traffic.` : `Likely decided in about ${span(of.outlook_s)}.`;
+  const after = `${span((seen.interim?.seconds ?? 0) + of.outlook_s)} of traffic`;
+  return tooLong(of.outlook_s, seen) ? `Likely not in this run: a decision takes about ${after}.` : `Likely decided in about ${span(of.outlook_s)}, after ${after}.`;
 }
 
 function evidence(gate) {

@@ -106,6 +106,25 @@ def test_an_objective_that_lacks_blocks_alone_names_them_and_the_time_that_they_
     assert (found.verdict, found.needed_s) == (INCONCLUSIVE, 720.0)
 
 
+@pytest.mark.parametrize(
+    ("rate", "seconds", "ratio", "minutes"),
+    [(1.0, 60, 1.0, 12), (6.0, 60, 1.0, 6), (1.5, 330, 0.4, 8)],
+    ids=["of many requests", "of groups of blocks", "of a large effect that would PASS on fewer requests"],
+)
+def test_a_latency_and_the_check_of_its_tail_need_one_length(
+    rate: float, seconds: int, ratio: float, minutes: int, tmp_path: Path
+) -> None:
+    arms = (EAGER, FakeArm(name="compiled", ratio=ratio))
+    run = replace(LONG, duration_s=seconds, rate=rate, arms=arms, slo={})
+    interim = analyse(run_until(write_run(tmp_path / "run", run), seconds))
+    (latency,) = [gate for gate in interim.gates if gate.gate == "noninferiority p99_ttft"]
+    assert latency.path is not None
+    assert (latency.verdict, latency.path.decided_s) == (INCONCLUSIVE, None)
+    assert seconds + (latency.path.outlook_s or 0.0) == latency.needed_s == 60.0 * minutes
+    (tail,) = [check for check in interim.checks if check.check == "tail"]
+    assert tail.remedy == f"A PASS needs a run of about {minutes} minutes."
+
+
 @pytest.mark.parametrize(("ratio", "decision"), [(0.5, PASS), (2.0, FAIL)])
 def test_a_large_effect_is_decided_in_three_minutes_of_steady_traffic(
     ratio: float, decision: str, tmp_path: Path
