@@ -96,9 +96,9 @@ class Advice:
 
 
 # What would decide open gates, by their kind where no length of the run decides them.
-_LENGTH = "A run of about {length} would decide the open gates, if the arms behave as they did here."
+_LENGTH = "A run of {about} {length} would decide the open gates, if the arms behave as they did here."
 _LONG_S = 4 * 3600.0
-_LONG = "Deciding {gates} takes about {length}: the value is close to its limit, or its variance is high."
+_LONG = "Deciding {gates} takes {about} {length}: the value is close to its limit, or its variance is high."
 _STUCK = {
     "recompile": "Record the compile events of {arms}.",
     "memory": "More and longer trials would decide {gates}, with the machines watched ([machines]).",
@@ -181,6 +181,7 @@ def _filled(text: str, gates: Sequence[Gate]) -> str:
     arms = sorted({gate.arm for gate in gates})
     named = ((sorted({f'"{gate_label(gate.gate)}"' for gate in gates if gate.arm == arm}), arm) for arm in arms)
     return text.format(
+        about="up to" if any(gate.path for gate in gates) else "about",  # interim analyses may end the run sooner
         arms=", ".join(arms),
         gates=", ".join(f"{listed(names)} of {arm}" for names, arm in named),
         count=starts,

@@ -244,11 +244,12 @@ def _is_open(summary: Summary) -> bool:
 def _command(summary: Summary) -> str:
     """Return the command to run next: that of a failed gate's remedy, else of the first thing that keeps gates open."""
     texts, is_open = [row.text for row in summary.advice.remedies], _is_open(summary)
-    needed, trials = summary.advice.needed_s, summary.design.trials or 1
+    needed, once = summary.advice.needed_s, summary.interim is None
     if is_open:
         texts.append(first_sentence(summary.advice.text))
     if is_open and needed is not None and summary.design.design != "separate":  # which takes several runs
-        # In whole minutes, since the length is an estimate.
-        texts.append(f"`tailgate run experiment.toml --duration {math.ceil(needed / trials / 60)}m`")
+        # In whole minutes, since the length is an estimate. --duration is of each trial, --at-most of all together.
+        trials, option = (summary.design.trials or 1, "--duration") if once else (1, "--until-decided --at-most")
+        texts.append(f"`tailgate run experiment.toml {option} {math.ceil(needed / trials / 60)}m`")
     found = re.search(r"`(tailgate [^`]+)`", "\n".join(texts))
     return found[1] if found else ""

@@ -20,6 +20,7 @@ from tailgate.analysis.judging.comparisons import compared, samples_of, steady_r
 from tailgate.analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
 from tailgate.analysis.judging.judgement import judge
 from tailgate.analysis.judging.ramp import Standing, decide
+from tailgate.analysis.judging.verdict import advise
 from tailgate.analysis.records import run_records
 from tailgate.analysis.records.run_records import read_run
 from tailgate.analysis.records.weight_journal import WeightChange
@@ -104,6 +105,7 @@ def test_an_objective_that_lacks_blocks_alone_names_them_and_the_time_that_they_
     (found,) = (gate for gate in interim.gates if gate.kind == "slo")
     assert found.reason.endswith("; a PASS needs 24 blocks, and this run has 20.")
     assert (found.verdict, found.needed_s) == (INCONCLUSIVE, 720.0)
+    assert advise([found], []).text.startswith("A run of up to 12 minutes would decide"), "it may end sooner"
 
 
 @pytest.mark.parametrize(
