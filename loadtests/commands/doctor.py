@@ -26,6 +26,7 @@ EXAMPLES = """\
   tailgate doctor
   tailgate doctor --duration 1m      measure for a minute"""
 
+_PROCESSORS = 4
 # Figures of tailgate.servers.reference: name and unit.
 _FIGURES = {
     "matmul_tflops": ("matrix product", "TFLOP/s"),
@@ -67,16 +68,28 @@ def command(
 
     found = [*installed(), *(measured(seconds) if seconds else ())]
     lines = stdout.aligned([(item.state, item.what, item.text) for item in found], left=2)
-    open_by = [item.what for item in found if not item.carries]
-    if open_by:
-        lines += ["", f"A verdict on latency would stay open here: {', '.join(open_by)}. Compiles are counted anyway."]
-    elif seconds:
-        lines += ["", "This machine can carry a verdict on latency, as long as it stays like this."]
+    lines += ["", *outcome(found)] if seconds else []
+    open_by = any(not item.carries for item in found)
     document = {"findings": [item._asdict() for item in found], "carries_latency": not open_by if seconds else None}
     stdout.write("\n".join(lines), document, as_json=as_json)
     if any(item.state == "missing" for item in found):
         return EXIT_BROKE
     return EXIT_OPEN if open_by else 0
+
+
+def outcome(found: Sequence[Finding]) -> Iterator[str]:
+    """Yield what follows from all findings, in a sentence each."""
+    missing = [item.what for item in found if item.state == "missing"]
+    if missing:
+        yield f"A run that needs {' or '.join(missing)} cannot start here."
+    if open_by := [item.what for item in found if not item.carries]:
+        yield f"A verdict on latency would stay open here: {', '.join(open_by)}. Compiles are counted anyway."
+    elif not missing:
+        few = any(item.what == "processors" and item.state == "warning" for item in found)
+        waits = (
+            f"; with fewer than {_PROCESSORS} processors, latencies on the CPU include waiting for one" if few else ""
+        )
+        yield f"This machine can carry a verdict on latency, as long as it stays like this{waits}."
 
 
 def installed() -> Iterator[Finding]:
@@ -109,14 +122,15 @@ def needed_by_managed_arms() -> Iterator[Finding]:
     with suppress(metadata.PackageNotFoundError):
         torch = metadata.version("torch")
     blind = " sees no GPU: install the build for CUDA (pytorch.org)" if gpus and "+cpu" in torch else ""
-    few = "" if usable >= 4 else ": arms, splitter and load share them, so latencies on the CPU include waiting; use 4"
+    few = f": arms, splitter and load share them, so latencies on the CPU include waiting; use {_PROCESSORS}"
     hidden = "its driver does not answer: nvidia-smi says why" if sees_gpu() else "none is visible"
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CC") or "cc", "gcc", "clang"))), None)
     if torch:
         yield Finding("torch", "warning" if blind else "ok", f"{torch}{blind}")
     else:
         yield Finding("torch", "warning", f"{not_installed('torch')}, unless all arms are external")
-    yield Finding("processors", "warning" if few else "ok", f"{usable} of {cpu_model()}{few}")
+    shared = usable < _PROCESSORS
+    yield Finding("processors", "warning" if shared else "ok", f"{usable} of {cpu_model()}{few if shared else ''}")
     yield from (Finding("GPU", "ok", f"{gpu.model}, driver {gpu.driver}") for gpu in gpus)
     if not gpus:
         yield Finding("GPU", "warning", f'{hidden}; arms with model.device = "auto" run on the CPU')

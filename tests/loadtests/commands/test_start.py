@@ -262,6 +262,21 @@ def test_doctor_measures_twice_and_names_what_is_not_there(
     assert document["carries_latency"] == all(item["carries"] for item in document["findings"])
 
 
+@pytest.mark.parametrize(
+    ("found", "ending"),
+    [
+        (("processors", "ok"), "as long as it stays like this."),
+        (("processors", "warning"), "with fewer than 4 processors, latencies on the CPU include waiting for one."),
+        (("GPU", "warning"), "as long as it stays like this."),
+        (("steal", "warning", "", False), "would stay open here: steal. Compiles are counted anyway."),
+        (("Envoy", "missing"), "A run that needs Envoy cannot start here."),
+    ],
+)
+def test_what_doctor_concludes_agrees_with_its_findings(found: tuple[Any, ...], ending: str) -> None:
+    (sentence,) = doctor.outcome([doctor.Finding("Python", "ok", "3.11"), doctor.Finding(*found[:2], "", *found[3:])])
+    assert sentence.endswith(ending)
+
+
 def test_doctor_says_why_it_could_not_measure(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
