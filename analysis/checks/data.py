@@ -116,7 +116,7 @@ def autocorrelation(seen: Evidence) -> Iterator[Check]:
         if correlation is not None:
             fault = (
                 f"The difference of {arm} from the control hardly changes from one group of blocks to the next "
-                f"(correlation {correlation:.2f}, limit {MOST_CORRELATION:.2f}): a disturbance lasts longer than one"
+                f"(correlation {correlation:.2f}, limit {MOST_CORRELATION:.2f}): a disturbance outlasts a group"
             )
             yield autocorrelation.found([fault] if correlation > MOST_CORRELATION else [], arm=arm)
 

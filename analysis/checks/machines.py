@@ -73,7 +73,7 @@ def rows_of_rule(rule: Rule, seen: Evidence, found: Iterable[Disturbance]) -> It
         for first, *others in places.values():
             more = [*{item.trial for item in others} - {first.trial}]
             also = seen.run.trial_name(more[0]) if len(more) == 1 else counted(len(more), "more trial")
-            texts.append(first.text + (f", and in {also}" if more else ""))
+            texts.append(first.text + (f" (also in {also})" if more else ""))
         shifts = [[item.shift for item in items if item.shift is not None] for items in places.values()]
         unknown = any(item.shift is None for item in own)
         yield rule.found(
@@ -287,7 +287,7 @@ def _capped_clocks(pairs: Pairs) -> Gaps:
     sees="By the reference, a device or host changed by more than `gates.max_machine_drift` around or between "
     "trials, or differs between the arms. From six trials on a ratio may still be decided.",
     remedy=f"Run again once `tailgate doctor` finds the machine steady, with nothing else on the host. {_OF_GPUS}Six "
-    "or more trials on several days decide a ratio all the same.",
+    "or more trials on several days can decide a ratio on unsteady machines too.",
 )
 def speed(seen: Evidence) -> Iterator[Disturbance]:
     yield from _changes(seen)

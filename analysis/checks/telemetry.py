@@ -221,8 +221,8 @@ def unknown_stalls(seen: Evidence) -> Iterator[Check]:
         longest = max(stalls, key=lambda stall: stall.seconds)
         at_s = run.offset_s(longest.trial, longest.start_ns)
         fault = (
-            f"{arm} stalled {counted(len(stalls), 'time')}, the longest {at_s or 0.0:.0f} s into "
-            f"{run.trial_name(longest.trial)} for {digits(longest.seconds)} s, and no compile event explains it"
+            f"{arm} stalled {counted(len(stalls), 'time')}, for up to {digits(longest.seconds)} s ({at_s or 0.0:.0f} s "
+            f"into {run.trial_name(longest.trial)}), and no compile event explains it"
         )
         remedy = unknown_stalls.remedy.replace("the limit", listed([*exceeded.values()]))
         yield unknown_stalls.found([fault], arm=arm, gates=tuple(exceeded), remedy=remedy)

@@ -117,7 +117,7 @@ def next_round(
     share_s = remaining_s / (max(number, FEWEST_STARTS, min(_MOST_ROUNDS, planned)) - number + 1)
     shares = (_turns(frontier, wanting, start_s, budget, seconds) for seconds in (share_s, remaining_s))
     turns: tuple[Turn, ...] = next(filter(None, shares), ())
-    less = f"{duration_text(max(0.0, remaining_s))} are left, less than one more start takes"
+    less = f"{duration_text(max(0.0, remaining_s))} were left, too little for another start"
     return Round(turns=turns, left=tuple(left), stop="" if turns else less)
 
 

@@ -103,18 +103,16 @@ def _of_gates(run: Run, judgement: Judgement, out: Collection[str], *, gated: bo
     for gate in judgement.gates:
         unproven = gate.kind == "parity" and gate.verdict == INCONCLUSIVE and gate.arm not in out
         if unproven and run.quantisation_difference(gate.arm):
-            yield f"{gate.arm} is not shown to answer as well: {gate.reason[:1].lower()}{gate.reason[1:]}"
+            yield f"Whether {gate.arm} answers as well is open: {gate.reason[:1].lower()}{gate.reason[1:]}"
 
 
 def error_of(alpha: float, disturbed: list[str]) -> str:
     """Say by which chance any statement on loads is wrong, and which checks saw the machines disturbed."""
-    confidence = f"hold together with {digits(100.0 * (1.0 - alpha))} % confidence"
+    confidence = f"hold together with {digits(100.0 * (1.0 - alpha))} % confidence."
     if not disturbed:
-        return f"All statements on loads {confidence}."
-    return (
-        f"All statements on loads are of machines that were disturbed ({', '.join(disturbed)}: see the checks). On "
-        f"undisturbed machines they would {confidence}."
-    )
+        return f"All statements on loads {confidence}"
+    why = f"The machines were disturbed ({', '.join(disturbed)}: see the checks)."
+    return f"{why} On undisturbed machines all statements on loads would {confidence}"
 
 
 def _ended(search: Mapping[str, Any]) -> str:

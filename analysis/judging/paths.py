@@ -210,7 +210,7 @@ def _reason(item: Comparison, path: Path) -> str:
     if path.outcome is None and item.groups < FEWEST_GROUPS:
         return f"{seen} in {counted(item.groups, 'group')} of blocks; a verdict needs {FEWEST_GROUPS} or more."
     limits = limits_text(item.low, item.high, places, "no limits yet")
-    seen = f"{seen} ({limits}, whenever the run is analysed)"
+    seen = f"{seen} ({limits}, valid at every interim analysis)"
     if path.decided_s is None:
         return f"{seen}, which leaves the limit of {limit} open."
     side = "above" if path.outcome == "FAIL" else "below"

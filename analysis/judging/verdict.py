@@ -126,7 +126,7 @@ _REMEDIES = {
     "noninferiority": _LATENCY,
     "goodput": _LATENCY,
     "slo": _LATENCY,
-    "memory": "To hold less, take fewer slots (engine.slots) or fewer planned shapes, which hold CUDA graphs.",
+    "memory": "To use less memory, set fewer slots (engine.slots) or plan fewer shapes: each has CUDA graphs.",
     "ramp": "See the ramp's line in the report: at which share of the traffic it ended, and why.",
 }
 _LOAD_HELD = 'Search for the load that it holds: traffic.arrivals = "saturation", with traffic.rates in place of rate.'
@@ -183,7 +183,7 @@ def _filled(text: str, gates: Sequence[Gate]) -> str:
     return text.format(
         about="up to" if any(gate.path for gate in gates) else "about",  # interim analyses may end the run sooner
         arms=", ".join(arms),
-        gates=", ".join(f"{listed(names)} of {arm}" for names, arm in named),
+        gates=listed([f"{listed(names)} of {arm}" for names, arm in named]),
         count=starts,
         length=f"{duration_text(max(gate.needed_s or 0.0 for gate in gates))}{over}",
     )

@@ -194,4 +194,4 @@ def _outlook(experiment: Experiment, schedule: Schedule, gates: Sequence[Gates],
     pace = _pace(experiment, schedule)
     minutes = shortest_trial_s(limits, targets, **pace, trials=trials) / 60
     needed = f"--at-most {minutes * trials:.0f}m" if bounded else f"--duration {minutes:.0f}m"
-    return f"{lacks}\nA PASS needs at least {needed}." if pace["rate"] else lacks
+    return f"{lacks}\nFor a PASS give at least {needed}." if pace["rate"] else lacks

@@ -72,7 +72,12 @@ def test_the_page_shows_the_state_of_the_run(make_run: MakeRun, open_page: Open)
     run.compiled(20.0, phase="warmup", arm="compiled-padded")
     tab = open_page(run)
     state = tab.text("#state")
-    for shown in ("9:00 of 15:00", "0 of 2 arms decided", "compiled-naive fails 3 gates", "lag 3.1 ms p99, of 50 ms"):
+    for shown in (
+        "9:00 of 15:00",
+        "0 of 2 arms decided",
+        "compiled-naive fails 3 gates",
+        "lag 3.1 ms p99, limit 50 ms",
+    ):
         assert shown in state
     assert tab.text(".tile .outlook") == "Likely not in this run: a decision takes about 58 min of traffic."
     assert tab.evaluate("document.querySelector('progress').value") == pytest.approx(0.6)

@@ -44,8 +44,8 @@ COMPILE_GATES = (
         "compile stall per minute",
         "s",
         "max_stall_s_per_min",
-        "Compiles stalled it for {short} s of each minute, limit {limit:g} s.",
-        "No compile stalled it, limit {limit:g} s of each minute.",
+        "Compiles stalled a replica for {short} s of each minute on average, limit {limit:g} s.",
+        "No compile stalled a replica, limit {limit:g} s of each minute.",
     ),
     (
         "requests hit",

@@ -58,7 +58,7 @@ def memory_gates(run: Run, arm: str, memory: Mapping[str, Peaks]) -> list[Gate]:
     most = f"{bytes_text(max(own.values()))} against {bytes_text(max(base.values()))} of {FIGURES[figure].name}"
     seen = [fixed(one, enough(limit, (value, low, high), fixed)) for one in (value, low, high)]
     reason = (
-        f"At its peak a replica holds {seen[0]} times what one of {run.control} does (between {seen[1]} and "
+        f"The peak memory of a replica is {seen[0]} times that of a replica of {run.control} (between {seen[1]} and "
         f"{seen[2]}; {counted(len(own), 'trial')}; {most}), limit {limit:g}."
     )
     return [replace(gate, value=value, verdict=status(low, high, limit), reason=reason, interval=(low, high))]

@@ -52,7 +52,7 @@ def parity_gate(
     elif required:
         findings.append((INCONCLUSIVE, "The experiment asks for parity before the traffic, and it was not measured."))
     elif quantisation_difference and not exact:
-        reason = f"Its weights are held as {quantisation_difference}, and what that costs was not measured"
+        reason = f"Its quantisation is {quantisation_difference}, and the effect on answers was not measured"
         findings.append((INCONCLUSIVE, f"{reason}: set parity.full = true."))
     if answers:
         findings.append(judge_answers(arm, answers, quantised=bool(quantisation_difference)))

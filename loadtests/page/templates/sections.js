@@ -133,7 +133,7 @@ function showFacts({ now, interim, run, series }) {
     fact("Since the start", isNumber(now.at_ns) && isNumber(now.began_ns) ? clock((now.at_ns - now.began_ns) / 1e9) : DASH, now.trials > 1 ? `trial ${now.trial} of ${now.trials}` : ""),
     fact("Requests", count(now.finished), now.planned ? `of ${count(now.planned)}${now.failed ? `, ${count(now.failed)} failed` : ""}` : now.failed ? `${count(now.failed)} failed` : ""),
     fact("In flight", count(inflight)),
-    fact("Generator lag", ms(now.lag_ms), isNumber(run?.max_lag_ms) ? `p99, ${late ? "over" : "of"} ${ms(run.max_lag_ms)}` : "p99"),
+    fact("Generator lag", ms(now.lag_ms), isNumber(run?.max_lag_ms) ? `p99, ${late ? "above the limit of" : "limit"} ${ms(run.max_lag_ms)}` : "p99"),
     likely(now, interim, run, outlooks),
   );
 }

@@ -21,10 +21,10 @@ function outlook(of, seen) {
 
 function evidence(gate) {
   const said = [];
-  const of = (has, takes) => `${figure(Math.max(0, has))}${isNumber(takes) ? ` of ${figure(takes)}` : ""}`;
-  if (isNumber(gate.safety)) said.push(`for a PASS ${of(gate.safety, gate.needed_safety)}`);
-  if (isNumber(gate.harm)) said.push(`for a FAIL ${of(gate.harm, gate.needed)}`);
-  return said.length ? `Evidence (log10) ${said.join(", ")}.` : "";
+  const of = (has, takes) => `${figure(Math.max(0, has))}${isNumber(takes) ? ` of ${figure(takes)} needed` : ""}`;
+  if (isNumber(gate.safety)) said.push(`for a PASS: ${of(gate.safety, gate.needed_safety)}`);
+  if (isNumber(gate.harm)) said.push(`for a FAIL: ${of(gate.harm, gate.needed)}`);
+  return said.length ? `Evidence (log10) ${said.join("; ")}.` : "";
 }
 
 function tile(index) {

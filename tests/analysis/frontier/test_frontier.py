@@ -152,7 +152,7 @@ def test_a_round_never_plans_more_than_is_left(total_s: float, spent: float, num
     planned = round_of(FIRST, budget=budget, spent_s=spent * total_s, number=number)
     planned_s = sum(budget.turn_s(turn.steps, START_S[turn.arm]) for turn in planned.turns)
     assert planned_s <= (1.0 - spent) * total_s + 1e-6
-    assert bool(planned.turns) != planned.stop.endswith("are left, less than one more start takes")
+    assert bool(planned.turns) != planned.stop.endswith("were left, too little for another start")
     assert all(FEWEST_STEPS <= turn.steps <= budget.steps for turn in planned.turns)
 
 

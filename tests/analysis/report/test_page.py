@@ -54,7 +54,7 @@ def test_failed_gates_come_before_open_ones_and_each_has_one_sentence(demo: Summ
     demo["gates"].append({"arm": "compiled-padded", **gate})
     text = read_page(first_screen(html_report(demo))).text
     failed, undecided = text.index("FAIL compiled-naive 4 gates"), text.index("INCONCLUSIVE compiled-padded 6 gates")
-    assert failed < text.index("Compiles stalled it for 20.8 s of each minute") < undecided
+    assert failed < text.index("Compiles stalled a replica for 20.8 s of each minute") < undecided
     assert undecided < text.index("6 gates passed, 5 open gates of arms that failed")
     assert "longest compile stall 8.95 s – 1 s Compiles delayed a request by up to 8.95 s, limit 1 s." in text
     assert "Open: No record. No record. Look at its log." in text, "a sentence, and the whole reason folded below it"

@@ -189,7 +189,7 @@ def test_every_arm_and_every_gate_that_did_not_pass_is_shown_uncut(demo: Summary
     for part in ("eager", "compiled-padded", "compiled-naive", "longest", "8.95 s", "×0.907", "? INCONCLUSIVE"):
         assert part in arms
     for part in (
-        "Compiles stalled it for 20.8 s of each minute",
+        "Compiles stalled a replica for 20.8 s of each minute",
         "errors (0 % so far, limit 0.5 %)",
         "limited by: tail",
         "to decide: ",
