@@ -247,9 +247,9 @@ def _command(summary: Summary) -> str:
     needed, once = summary.advice.needed_s, summary.interim is None
     if is_open:
         texts.append(first_sentence(summary.advice.text))
-    if is_open and needed is not None and summary.design.design != "separate":  # which takes several runs
-        # In whole minutes, since the length is an estimate. --duration is of each trial, --at-most of all together.
+    # Separate arms take several runs, and the experiment of a ramp gives its candidate no share of a run's traffic.
+    if is_open and needed is not None and summary.design.design != "separate" and summary.ramp is None:
         trials, option = (summary.design.trials or 1, "--duration") if once else (1, "--until-decided --at-most")
-        texts.append(f"`tailgate run experiment.toml {option} {math.ceil(needed / trials / 60)}m`")
+        texts.append(f"`tailgate run experiment.toml {option} {math.ceil(needed / trials / 60)}m`")  # an estimate
     found = re.search(r"`(tailgate [^`]+)`", "\n".join(texts))
     return found[1] if found else ""

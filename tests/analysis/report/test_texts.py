@@ -116,6 +116,15 @@ def test_the_next_step_is_that_of_a_remedy_of_the_first_fault_or_a_longer_run(de
     assert brief.next == "tailgate run experiment.toml --duration 8m", "in whole minutes of each trial"
     brief = brief_with(demo, undecided, advice=advice, design=design, interim="")
     assert brief.next == "tailgate run experiment.toml --until-decided --at-most 15m", "of all trials"
+    ramp = {
+        "candidate": "compiled-padded",
+        "outcome": "hold",
+        "reason": "?",
+        "exposed": 9,
+        "hurt": 0,
+        "rollback_s": None,
+    }
+    assert brief_with(demo, undecided, advice=advice, interim="", ramp=ramp).first_step == "Longer."
     for text, step in (
         ("See `tailgate doctor`. More.", "tailgate doctor"),
         ("Cool it. Run `tailgate parity`.", "Cool it."),
