@@ -205,10 +205,8 @@ def _tested(
     if windows is None:
         beyond = tail_of_group(treatment, control, unit, item.quantile)
         least = max(tail_requests(item.quantile), math.ceil(item.requests / beyond))
-        why = f"p{100.0 * item.quantile:.10g} needs about {least} steady requests of each arm"
-        return replace(
-            item, obstacle=f"{why}; this run has {item.requests}", needed_blocks=math.ceil(item.blocks / beyond)
-        )
+        why = f"p{100.0 * item.quantile:.10g} needs about {least} steady requests per arm; this run has {item.requests}"
+        return replace(item, obstacle=why, needed_blocks=math.ceil(item.blocks / beyond))
     if by_trial:
         ratios = balanced_ratios(windows, windows.group)
         return _by_trials(item, ratios, machine) if np.ptp(ratios) > 0 else replace(item, obstacle=_ALIKE)

@@ -18,7 +18,8 @@ from tailgate.analysis.settings.slo_targets import SloTarget
 from tailgate.analysis.statistics.compare import TRIALS_FOR_T_TEST, Comparison, tail_requests
 from tailgate.analysis.statistics.dependence import group_count
 from tailgate.analysis.statistics.distributions import t_quantile
-from tailgate.analysis.statistics.share_evidence import BLOCKS_FOR_PASS
+from tailgate.analysis.statistics.sequential import SOONEST_BLOCKS
+from tailgate.analysis.statistics.share_evidence import BLOCKS_FOR_PASS, FEWEST_BLOCKS
 
 POWER = 0.80
 LONGEST_S = 7 * 24 * 3600.0  # no plan is longer
@@ -161,13 +162,14 @@ class Need:
 
 
 def needs(limits: GateLimits, targets: Sequence[SloTarget]) -> Iterator[Need]:
-    """Yield what each kind of estimates takes. Interim analyses ask for no number of blocks in advance."""
+    """Yield what each kind of estimates takes. With interim analyses these are the blocks of a large effect."""
     names = [f"p{100 * quantile:g} {metric.upper()}" for metric in limits.metrics for quantile in limits.quantiles]
-    least = 0 if limits.sequential else limits.min_blocks
+    least = min(limits.min_blocks, FEWEST_BLOCKS) if limits.sequential else limits.min_blocks
+    steady = SOONEST_BLOCKS if limits.sequential else least
     tail = tail_requests(limits.quantile)
-    yield Need(gates=f"latency ({', '.join(names)})", requests=tail, blocks=least, cold_s=limits.cold_s)
+    yield Need(gates=f"latency ({', '.join(names)})", requests=tail, blocks=steady, cold_s=limits.cold_s)
     for target in targets:
-        blocks = max(least, BLOCKS_FOR_PASS) if target.quantile is not None and least else least
+        blocks = least if target.quantile is None or limits.sequential else max(least, BLOCKS_FOR_PASS)
         yield Need(gates=f"slo {target.key}", requests=_clean(target.allowed_share, limits), blocks=blocks)
     yield Need(gates="errors", requests=_clean(limits.max_error_pct / 100.0, limits), blocks=least)
 

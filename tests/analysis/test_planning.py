@@ -12,9 +12,11 @@ import pytest
 from tailgate.analysis.judging.gates.latency import latency_gate
 from tailgate.analysis.run.slo import judge_share
 from tailgate.analysis.settings.gate_limits import GateLimits
+from tailgate.analysis.settings.slo_targets import parse_slo
 from tailgate.analysis.statistics.planning import (
     Noise,
     comparison_needed,
+    needs,
     requests_for_share,
     share_needed_s,
 )
@@ -61,6 +63,12 @@ def test_a_run_is_never_shorter_than_the_blocks_it_needs():
     short = replace(SEEN, spread=0.001, blocks=10)
     assert needed(short) == 600
     assert needed(short, overhead_s=30) == 630
+
+
+@pytest.mark.parametrize(("sequential", "blocks"), [(False, [18, 24, 18]), (True, [6, 4, 4])])
+def test_interim_analyses_pass_a_large_effect_on_fewer_blocks(sequential, blocks):
+    targets = parse_slo({"p99_e2e_ms": 1000})
+    assert [need.blocks for need in needs(GateLimits(sequential=sequential), targets)] == blocks
 
 
 def test_no_length_decides_a_ratio_without_spread_at_the_margin():

@@ -85,7 +85,7 @@ def test_verdict_limits_and_p_values_agree_about_the_margin(ratio):
     ("shape", "words"),
     [
         ({"blocks": 3}, "error bars need 8 usable blocks after the cold start; this run has 3"),
-        ({"blocks": 24, "per_block": 8}, "p99 needs about 500 steady requests of each arm; this run has 192"),
+        ({"blocks": 24, "per_block": 8}, "p99 needs about 500 steady requests per arm; this run has 192"),
     ],
 )
 def test_too_few_blocks_or_too_thin_a_tail_set_no_limits(shape, words):
@@ -137,7 +137,7 @@ def sample(values, block=None):
         (
             sample(np.arange(1.0, 50.0)),
             sample(np.arange(1.0, 50.0)),
-            "p99 needs about 500 steady requests of each arm; this run has 49",
+            "p99 needs about 500 steady requests per arm; this run has 49",
         ),
         (sample(np.arange(1.0, 50.0)), sample(np.arange(1.0, 50.0), np.ones(49, dtype=int)), "share no time block"),
         (sample(np.arange(1.0, 50.0)), sample(np.maximum(0.0, np.arange(-2000.0, 12.0))), "the control's is 0"),
