@@ -15,6 +15,7 @@ from tailgate.analysis.run.run import Run
 from tailgate.analysis.run.slo import failures, judge_share, units
 from tailgate.analysis.settings.metrics import quantile_label
 from tailgate.analysis.statistics.compare import TAIL_REQUESTS, Comparison, tail_requests
+from tailgate.analysis.statistics.dependence import FEWEST_GROUPS
 from tailgate.analysis.statistics.machines import disagreement
 from tailgate.analysis.wording import counted, duration_text
 
@@ -56,9 +57,11 @@ def blocks(seen: Evidence) -> Iterator[Check]:
             of_arms = [sum(trial.blocks for trial in run.trials_of(name)) for name in run.arms]
             usable["slo"] = min(of_arms) if run.separate else run.blocks
         short = {kind: count for kind, count in usable.items() if count < limits.min_blocks}
+        bars = any(item.needed_blocks == FEWEST_GROUPS for item in _of(seen, arm))
+        need = f"Error bars need {FEWEST_GROUPS} and a verdict" if bars else "A verdict needs"
         faults = [
-            f"A verdict needs {limits.min_blocks} usable blocks of {run.block_s:g} s after the cold start "
-            f"(gates.min_blocks); {_fewer(run, arm)} has {count}"
+            f"{need} {limits.min_blocks} usable blocks of {run.block_s:g} s after the cold start (gates.min_blocks); "
+            f"{_fewer(run, arm)} has {count}"
             for count in sorted(short.values())[:1]
         ]
         yield blocks.found(faults, arm=arm, opens=tuple(short), remedy=_least(run))

@@ -26,6 +26,7 @@ from tailgate.analysis.statistics.compare import (
     equal_counts,
     limits_text,
     seen_text,
+    without_bars,
 )
 from tailgate.analysis.statistics.sequential import SEGMENTS
 from tailgate.analysis.statistics.unpaired import compare_separate
@@ -111,10 +112,9 @@ def _by_machine(
 
 def description(item: Comparison) -> str:
     """Describe the observed ratio in a sentence that decides nothing."""
-    if item.ratio is None:
-        return seen_text(item)
-    bars = f" ({limits_text(item.low, item.high)})" if item.obstacle is None else f"; no error bars: {item.obstacle}"
-    return f"{seen_text(item)}{bars}."
+    if item.low is None and item.high is None:
+        return without_bars(item)
+    return f"{seen_text(item)} ({limits_text(item.low, item.high)})."
 
 
 def compared(run: Run, arm: str, metric: str, samples: tuple[Sample, Sample], qs: Sequence[float]) -> list[Comparison]:

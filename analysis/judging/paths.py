@@ -17,7 +17,7 @@ from tailgate.analysis.run.run import Run
 from tailgate.analysis.run.slo import ShareResult, Units
 from tailgate.analysis.run.startup import start_spread
 from tailgate.analysis.settings.gate_limits import MIN_BLOCKS
-from tailgate.analysis.statistics.compare import Comparison, Sample, limits_text, seen_text
+from tailgate.analysis.statistics.compare import Comparison, Sample, limits_text, seen_text, without_bars
 from tailgate.analysis.statistics.planning import least_share, shortest_trial_s
 from tailgate.analysis.statistics.sequential import (
     FEWEST_GROUPS,
@@ -203,13 +203,15 @@ def exchange_of(run: Run, arm: str) -> Exchange:
 
 def _reason(item: Comparison, path: Path) -> str:
     if item.ratio is None or path.value is None:
-        return seen_text(replace(item, ratio=None, obstacle=item.obstacle or "no group of blocks is whole"))
+        return without_bars(replace(item, ratio=None, obstacle=item.obstacle or "no group of blocks is whole"))
+    if item.low is None and item.high is None:
+        return without_bars(replace(item, obstacle=f"{counted(item.groups, 'group')} of blocks so far"))
     bound = 1.0 + item.margin
     places = enough(bound, (item.ratio, item.low, item.high), fixed, 2)
     seen, limit = seen_text(item, places), fixed(bound, places)
     if path.outcome is None and item.groups < FEWEST_GROUPS:
         return f"{seen} in {counted(item.groups, 'group')} of blocks; a verdict needs {FEWEST_GROUPS} or more."
-    limits = limits_text(item.low, item.high, places, "no limits yet")
+    limits = limits_text(item.low, item.high, places)
     seen = f"{seen} ({limits}, valid at every interim analysis)"
     if path.decided_s is None:
         return f"{seen}, which leaves the limit of {limit} open."

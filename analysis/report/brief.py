@@ -156,7 +156,7 @@ def _arm(summary: Summary, arm: Arm, index: int) -> ArmBrief:
         index=index,
         name=arm.name,
         verdict=(gates[0].verdict if gates else "INCONCLUSIVE") if judged else "",
-        figures={name: (value, note) for name, value, note in figures if value != DASH},
+        figures={name: (value, note) for name, value, note in figures if value != DASH or note},
         gates=tuple(gates),
     )
 
@@ -199,7 +199,8 @@ def _of_gates(gates: Sequence[Gate]) -> Iterable[tuple[str, str, str]]:
     for kind in ("noninferiority", "goodput"):
         for gate in (gate for gate in gates if gate.kind == kind):
             name, bounds = gate.title.removeprefix("non-inferiority "), bounds_of(gate)
-            yield name, value_of(gate), "" if bounds == DASH else bounds
+            why = re.search(r"no error bars: [^.]*", gate.reason)
+            yield name, value_of(gate), why[0] if why else "" if bounds == DASH else bounds
     by_name = {gate.gate: value_of(gate) for gate in gates}
     for name in _COUNTED:
         if name in by_name:

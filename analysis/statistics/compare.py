@@ -205,13 +205,13 @@ def _tested(
     if windows is None:
         beyond = tail_of_group(treatment, control, unit, item.quantile)
         least = max(tail_requests(item.quantile), math.ceil(item.requests / beyond))
-        why = f"p{100.0 * item.quantile:.10g} needs about {least} steady requests per arm; this run has {item.requests}"
+        why = f"{item.requests} of about {least} steady requests"
         return replace(item, obstacle=why, needed_blocks=math.ceil(item.blocks / beyond))
     if by_trial:
         ratios = balanced_ratios(windows, windows.group)
         return _by_trials(item, ratios, machine) if np.ptp(ratios) > 0 else replace(item, obstacle=_ALIKE)
     if windows.groups < FEWEST_GROUPS:
-        why = f"error bars need {FEWEST_GROUPS} usable blocks after the cold start; this run has {item.blocks}"
+        why = f"{item.blocks} of {FEWEST_GROUPS} usable blocks"
         item = replace(item, obstacle=why, needed_blocks=FEWEST_GROUPS)
     elif limits := window_limits(windows, bound=bound, alpha=item.alpha, dependence=dependence):
         return with_limits(item, limits)
@@ -294,8 +294,9 @@ def decide(comparisons: Sequence[Comparison]) -> list[Comparison]:
 
 
 def _decided(item: Comparison, adjusted: float | None, tests: int) -> Comparison:
-    if item.ratio is None or item.obstacle is not None:
-        return replace(item, reason=seen_text(replace(item, ratio=None)))
+    if item.obstacle is not None or (item.low is None and item.high is None):
+        return replace(item, reason=without_bars(item))
+    assert item.ratio is not None  # that has limits
     bound = 1.0 + item.margin
     whole = max(bound, item.whole or 0.0)  # over the run, where that is above
     places = enough(bound, (item.ratio, item.low, item.high, whole), fixed, 2)
@@ -321,19 +322,21 @@ def _decided(item: Comparison, adjusted: float | None, tests: int) -> Comparison
 
 
 def seen_text(item: Comparison, places: int = 2) -> str:
-    """Return the ratio in words without an end, or why there is none in a sentence."""
-    label = quantile_label(item.metric, item.quantile)
-    if item.ratio is None:
-        return f"{label} cannot be compared: {item.obstacle or 'a quantile is unknown'}."
+    """Return the ratio in words without an end."""
     of = "" if item.whole in (None, item.ratio) else " of a typical block"
-    return f"{label}{of} is {fixed(item.ratio, places)} times that of {item.control or 'the control'}"
+    ratio = f"{fixed(item.ratio or 0.0, places)} times that of {item.control or 'the control'}"
+    return f"{quantile_label(item.metric, item.quantile)}{of} is {ratio}"
 
 
-def limits_text(
-    low: float | None, high: float | None, places: int = 2, neither: str = "too few slow requests for error bars"
-) -> str:
-    """Return the limits in words, or `neither` where there is none."""
+def without_bars(item: Comparison) -> str:
+    """Say why there are no limits, and the ratio that was seen."""
+    needed = tail_requests(item.quantile)
+    why = f"{item.requests} of {needed} steady requests" if item.requests < needed else "too few slow requests"
+    why, seen = (why, f" Seen: ×{fixed(item.ratio, 3)}.") if item.ratio is not None else ("a quantile is unknown", "")
+    return f"{quantile_label(item.metric, item.quantile)} has no error bars: {item.obstacle or why}.{seen}"
+
+
+def limits_text(low: float | None, high: float | None, places: int = 2) -> str:
+    """Return the limits in words, of which there is one at least."""
     least, most = ("" if end is None else fixed(end, places) for end in (low, high))
-    if least and most:
-        return f"between {least} and {most}"
-    return f"at most {most}" if most else f"at least {least}" if least else neither
+    return f"between {least} and {most}" if least and most else f"at most {most}" if most else f"at least {least}"

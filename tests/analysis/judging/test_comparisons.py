@@ -177,7 +177,7 @@ def test_no_data_is_compared_with_a_reason(tmp_path):
     run = run_of(tmp_path, edit=lambda rows: [row for row in rows if row["arm"] == "eager"])
     found = comparisons(run)
     assert {item.verdict for item in (*found.gated, *found.secondary)} <= {"INCONCLUSIVE"}
-    assert all("cannot be compared" in item.reason for item in (*found.gated, *found.secondary))
+    assert all("has no error bars: " in item.reason for item in (*found.gated, *found.secondary))
 
 
 PER_BLOCK, BLOCKS = 120, 22

@@ -272,7 +272,7 @@ def test_stalls_without_another_arm_to_compare_leave_the_gates_open(tmp_path: Pa
     (p95,) = [row for row in summary["comparisons"] if (row["metric"], row["quantile"]) == ("ttft", 0.95)]
     assert p95["low"] > 1.5
     assert (code, summary["overall"]) == (3, "INCONCLUSIVE")
-    assert "too few slow requests for error bars" in gates(summary)["noninferiority p99_ttft"]["reason"]
+    assert "has no error bars: too few slow requests. Seen: ×" in gates(summary)["noninferiority p99_ttft"]["reason"]
     longest = gates(summary)["longest compile stall"]
     assert longest["verdict"] == "INCONCLUSIVE"
     assert "compiled stalled 20 times, up to 4.29 s, for some or all of its requests" in longest["reason"]
