@@ -29,7 +29,7 @@ from tailgate.analysis.records.run_records import RunRecords, read_together, tab
 from tailgate.analysis.records.tables import RecordError
 from tailgate.analysis.run.arm_account import replica_names
 from tailgate.analysis.run.client_stalls import with_lengths
-from tailgate.analysis.run.machine_records import HOST_FIGURES, WORK, speeds_of
+from tailgate.analysis.run.machine_records import WORK, speeds_of
 from tailgate.analysis.run.run import Run
 from tailgate.analysis.run.trials import devices_of, takes_part
 from tailgate.analysis.summary.summary import moment, summary_of
@@ -273,9 +273,15 @@ def compare_runs(
     given = (of_machines, WHAT_DIFFERS.found(faults, reason=differs, arm=CANDIDATE))
     summary = summary_of(run, judge(run, given))
     summary["created"] = moment(min(trial.first_ns for trial in run.trials_of(CANDIDATE)))
-    for row in summary["advice"]["remedies"]:  # commands read the candidate's own experiment
-        text = str(row["text"]).replace(f"--arm {CANDIDATE}", f"--arm {own_name}")
-        row["text"] = text.replace("experiment.toml", str(candidate / "experiment.toml"))
+    advice, own = summary["advice"], candidate / "experiment.toml"  # which commands read, and settings are in
+    rows = [
+        (advice, "text"),
+        *((row, "text") for row in advice["remedies"]),
+        *((row, "reason") for row in summary["gates"]),
+    ]
+    for row, key in rows:
+        text = row[key].replace(f"--arm {CANDIDATE}", f"--arm {own_name}").replace("experiment.toml", str(own))
+        row[key] = text.replace(f"arms.{CANDIDATE}.", f"arms.{own_name}.")
     return summary
 
 
@@ -301,11 +307,9 @@ def _speed(run: Run, *, trusted: bool) -> Check:
     if not moved:
         ending = "." if differences else ", by assumption (no reference)."
         return speed.found([], reason=f"The machines of both runs were equally fast{ending}", **row)
-    on_cpu = all(devices_of(trial).get(CANDIDATE, "cpu") == "cpu" for trial in run.trials_of(CANDIDATE))
-    device = "processor" if on_cpu else "card"
     words = (
-        f"{WORK[figure]} was {100.0 * abs(math.expm1(-value)):.1f} % {'lower' if value > 0 else 'higher'} on the "
-        f"candidate's {'host' if figure in HOST_FIGURES else device}"
+        f"{WORK[figure]} was {100.0 * abs(math.expm1(-value)):.1f} % {'lower' if value > 0 else 'higher'} during the "
+        "candidate's run"
         for figure, value in moved.items()
     )
     spread = max(map(abs, moved.values()))

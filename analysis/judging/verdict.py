@@ -66,7 +66,9 @@ def _open_reason(gates: Sequence[Gate], checks: Sequence[Check]) -> str:
     others = [check for check in found if check.rule.rank != OVERLOADED]
     if others:
         worst = min(others, key=partial(_urgency, checks))
-        return f"{worst.reason} {worst.remedy if worst.rule.rank == TOO_SHORT else ''}".rstrip()
+        stuck = sorted({gate_label(gate.gate) for gate in open_gates if gate.unseen})
+        never = f"A longer run does not decide {listed(stuck)}." if stuck else ""
+        return " ".join(filter(None, (worst.reason, worst.remedy if worst.rule.rank == TOO_SHORT else "", never)))
     if found:
         return "The load was too high."
     return open_gates[0].reason if open_gates else "No gate was judged."
@@ -96,7 +98,7 @@ class Advice:
 
 
 # What would decide open gates, by their kind where no length of the run decides them.
-_LENGTH = "A run of {about} {length} would decide the open gates, if the arms behave as they did here."
+_LENGTH = "A run of {about} {length} would decide {which}, if the arms behave as they did here."
 _LONG_S = 4 * 3600.0
 _LONG = "Deciding {gates} takes {about} {length}: the value is close to its limit, or its variance is high."
 _STUCK = {
@@ -104,11 +106,7 @@ _STUCK = {
     "memory": "More and longer trials would decide {gates}, with the machines watched ([machines]).",
     "parity": "Run `tailgate parity experiment.toml`: traffic cannot decide parity.",
 }
-# The same of external arms.
-_UNSEEN = {
-    "recompile": "The server's log (telemetry.log) decides {gates}; without it the gate's reason says what is missing.",
-    "parity": "Greedy answers decide {gates}, and no longer run does: the gate's reason says what they lack.",
-}
+_UNSEEN = "A longer run does not decide {{gates}}: {}."
 _STARTS = "Deciding {gates} takes at least {count} runs of each arm, each after a fresh start."
 _NEVER = "No run of up to a week would decide {gates}."
 
@@ -151,18 +149,21 @@ def advise(gates: Sequence[Gate], checks: Sequence[Check], *, external: Mapping[
     faults.sort(key=partial(_urgency, checks))
     fixes = list(dict.fromkeys(check.remedy for check in faults if check.remedy and check.rule.rank != TOO_SHORT))
     if len(fixes) > 2:
-        fixes[2:] = ["The report's table Checks lists what else to do."]
+        fixes[2:] = ["*Checks of the run* in report.html lists what else to do."]
     # Machines may be quiet next time; another fault stays.
     broken = any(not check.rule.fixed_by_length and check.rule.rank != MACHINES for check in faults)
     found: dict[str, list[Gate]] = {}
     for gate in undecided:
-        stuck = (_UNSEEN if gate.unseen else _STUCK).get(gate.kind)
+        stuck = _UNSEEN.format(gate.unseen) if gate.unseen else _STUCK.get(gate.kind)
         if gate.needed_s is None and not gate.blocked_by and (stuck or not broken):
             found.setdefault(stuck or (_STARTS if gate.needed_starts else _NEVER), []).append(gate)
         elif gate.needed_s is not None and not broken:
             found.setdefault(_LONG if gate.needed_s > _LONG_S else _LENGTH, []).append(gate)
     lengths = [text for text in (_LENGTH, _LONG) if text in found]
-    sentences = [_filled(text, found[text]) for text in (*lengths, *(text for text in found if text not in lengths))]
+    sentences = [
+        _filled(text, found[text], "" if len(found) > 1 else "the open gates")
+        for text in (*lengths, *(text for text in found if text not in lengths))
+    ]
     if not lengths:
         sentences += [check.remedy for check in faults if check.remedy and check.rule.rank == TOO_SHORT]
     if failed:
@@ -174,16 +175,19 @@ def advise(gates: Sequence[Gate], checks: Sequence[Check], *, external: Mapping[
     )
 
 
-def _filled(text: str, gates: Sequence[Gate]) -> str:
-    """Fill in the sentence: the gates' names, and the longest run and the most fresh starts that one needs."""
+def _filled(text: str, gates: Sequence[Gate], which: str) -> str:
+    """Fill in the sentence: the gates' names, and the longest run and the most fresh starts that one needs. `which`
+    stands for all open gates."""
     starts = max(gate.needed_starts or 0 for gate in gates)
     over = f" in {starts} fresh starts (trials.count = {starts})" if starts else ""
     arms = sorted({gate.arm for gate in gates})
     named = ((sorted({f'"{gate_label(gate.gate)}"' for gate in gates if gate.arm == arm}), arm) for arm in arms)
+    names = listed([f"{listed(names)} of {arm}" for names, arm in named])
     return text.format(
         about="up to" if any(gate.path for gate in gates) else "about",  # interim analyses may end the run sooner
         arms=", ".join(arms),
-        gates=listed([f"{listed(names)} of {arm}" for names, arm in named]),
+        gates=names,
+        which=which or names,
         count=starts,
         length=f"{duration_text(max(gate.needed_s or 0.0 for gate in gates))}{over}",
     )

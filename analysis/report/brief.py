@@ -75,6 +75,12 @@ class Brief:
         return tuple(arm for arm in self.arms if not arm.row.control)
 
     @property
+    def next_name(self) -> str:
+        """What introduces the command: of `tailgate doctor` also the failed check that asks for it."""
+        asks = [check.title for check in self.failed_checks if f"`{self.next}`" in check.remedy]
+        return f"Next, since the check {asks[0]} failed" if asks else "Next"
+
+    @property
     def first_step(self) -> str:
         """What to do first, in a sentence; empty where there is a command, and where all passed."""
         return "" if self.next else first_sentence(self.remedies[0][1] if self.remedies else self.decider)

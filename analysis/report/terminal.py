@@ -56,7 +56,7 @@ def verdict_table(document: Mapping[str, Any], *, width: int = 100, experiment: 
         _print_judgement(console, brief)
     for name, line in (*brief.notes, *((f"to fix {arm}", line) for arm, line in brief.remedies)):
         console.print(_noted(name.lower(), line.replace("experiment.toml", experiment)))
-    for name, line in (("to decide", brief.decider), ("next", brief.next)):
+    for name, line in (("to decide", brief.decider), (f"n{brief.next_name[1:]}", brief.next)):
         if line:
             console.print(_noted(name, line.replace("experiment.toml", experiment)))
     assert isinstance(console.file, io.StringIO)
@@ -114,7 +114,7 @@ def _arms(brief: Brief) -> Table:
         table.add_column(name, justify="right")
     for arm in brief.arms:
         figures = [arm.figures.get(name, (DASH, "")) for name in brief.figure_names]
-        cells = (Text.assemble(value, "\n", (note, "dim")) for value, note in figures)
+        cells = (Text.assemble(value, "\n", (note if value != DASH else "", "dim")) for value, note in figures)
         table.add_row(Text.assemble(arm.name, "\n", _CHIPS[arm.verdict]), *cells)
     if not brief.arms:
         table.add_row(Text("no arm sent a record", "dim"))

@@ -35,7 +35,7 @@ class Gate:
     low: float | None = None  # limits of a ratio, which a machine may have moved
     high: float | None = None  # of an objective that no request missed, the slowest
     lasting: tuple[float, float] | None = None  # both, where trials are what it counts and one state may outlast some
-    unseen: bool = False  # open because only clients saw the arm
+    unseen: str = ""  # what decides it where only clients saw the arm, and no longer run does
     path: Path | None = None  # how its evidence grew, where interim analyses decide
 
 

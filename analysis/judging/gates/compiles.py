@@ -117,7 +117,11 @@ def compile_gates(run: Run, arm: str, stalls: ArmStalls) -> list[Gate]:
     if not account.external:
         return reported
     whole = account.reports_compiles and not account.log_spots
-    seen = client_gates(stalls, run.limits, requests=facts.requests, minutes=replica_minutes(run, arm), has_log=whole)
+    # Results of other tools have no address, and no setting either.
+    log = f"set arms.{arm}.telemetry.log to its server's log, begun at its start"
+    needs = log if account.external.get("address") and not whole else "see its server's log"
+    minutes, sent = replica_minutes(run, arm), facts.requests
+    seen = client_gates(stalls, run.limits, requests=sent, minutes=minutes, has_log=whole, needs=needs)
     if not account.reports_compiles:
         return seen
     spots = f" Its log may leave compiles out: {'; '.join(account.log_spots)}." if account.log_spots else ""
@@ -172,9 +176,9 @@ def stall_values(stalls: Sequence[Stall], *, requests: int, minutes: float) -> t
 
 
 def client_gates(
-    seen: ArmStalls, limits: GateLimits, *, requests: int, minutes: float, has_log: bool = False
+    seen: ArmStalls, limits: GateLimits, *, requests: int, minutes: float, has_log: bool = False, needs: str = "its log"
 ) -> list[Gate]:
-    """Judge the four gates by the stalls of an external arm.
+    """Judge the four gates by the stalls of an external arm, of which those that stay open need what `needs` says.
 
     INCONCLUSIVE if stalls exceed a limit, or if a compile might not show and no complete log reports it (`has_log`);
     else PASS. They have no value, since clients see no compiles.
@@ -189,9 +193,7 @@ def client_gates(
         limit, known = float(getattr(limits, key)), None
         must_show_s = limit if name == "longest compile stall" else _MUST_SHOW_S
         if value > limit:
-            reason = (
-                f"{seen.arm} stalled {times}, for some or all of its requests, and compiles may be why: see its log."
-            )
+            reason = f"{seen.arm} stalled {times}, for some or all of its requests, and compiles may be why: {needs}."
         elif not has_log and (requests < _FEWEST_REQUESTS or not seen.detectable_s <= must_show_s):
             reason = (
                 f"A stall of {must_show_s:g} s might not show in these {counted(requests, 'request')}: record token "
@@ -202,7 +204,7 @@ def client_gates(
         else:
             known, reason = value, f"Clients saw no stall{shown} that could be a compile."
         gate = count_gate(seen.arm, name, "recompile", known, limit, unit, reason)
-        gates.append(replace(gate, value=None, unseen=known is None))
+        gates.append(replace(gate, value=None, unseen=needs if known is None else ""))
     return gates
 
 

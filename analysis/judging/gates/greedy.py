@@ -25,6 +25,7 @@ MOST_HIDDEN: Final = 0.1  # of all prompts, that may get another answer beyond t
 # Departures per token. Equal weights of vLLM in bfloat16, eager against compiled, with nearly flat logits: 0.029.
 BEYOND_ROUNDING: Final = 0.25
 _LEAST_REPEATED: Final = 0.75
+_MORE: Final = " Raise parity.prompts."
 
 # The control's two answers to a prompt, and the arm's two.
 Four = tuple[GreedyAnswer, GreedyAnswer, GreedyAnswer, GreedyAnswer]
@@ -55,24 +56,28 @@ def judge_greedy(
             lost.append(f"trial {trial}")
         else:
             fours += zip(*control, *own, strict=True)
-    verdict, reason, different = _judged(arm, fours, allowed, alpha)
+    verdict, reason, shares = _judged(arm, fours, allowed, alpha)
     if lost and verdict != FAIL:
         verdict, reason = INCONCLUSIVE, f"The answers of {', '.join(lost)} are not there."
+    needs = "raise parity.prompts" if reason.endswith(_MORE) else "its reason says what it needs"
     return Gate(
         arm=arm,
         gate="parity",
         kind="parity",
-        value=None if different is None else 100.0 * different,
-        limit=None if different is None else 100.0 * allowed,
+        value=None if shares is None else 100.0 * shares[0],
+        limit=None if shares is None else 100.0 * (allowed + MOST_HIDDEN),
+        interval=(None, None) if shares is None else (100.0 * shares[1], 100.0 * shares[2]),
         unit="pct",
         verdict=verdict,
         reason=reason,
-        unseen=verdict == INCONCLUSIVE,
+        unseen=needs if verdict == INCONCLUSIVE else "",
     )
 
 
-def _judged(arm: str, fours: Sequence[Four], allowed: float, alpha: float) -> tuple[str, str, float | None]:
-    """Return verdict, reason and the share of different answers."""
+def _judged(
+    arm: str, fours: Sequence[Four], allowed: float, alpha: float
+) -> tuple[str, str, tuple[float, float, float] | None]:
+    """Return verdict, reason and the share of different answers with its limits."""
     whole = [four for four in fours if not any(map(_failure, four))]
     if not whole:
         failure = next(filter(None, (_failure(answer) for four in fours for answer in four)), "nothing was recorded")
@@ -82,24 +87,26 @@ def _judged(arm: str, fours: Sequence[Four], allowed: float, alpha: float) -> tu
     if why := _useless(arm, whole):
         return INCONCLUSIVE, f"{seen}: {why}.", None
     different, of = _different(whole)
-    share = different / of if of else None
+    low = float(betaincinv(different, of - different + 1, 1.0 - CONFIDENCE)) if different else 0.0
+    hidden = float(betaincinv(different + 1, of - different, CONFIDENCE)) if different < of else 1.0
+    share = (different / of, low, hidden) if of else None
     if why := _beyond_rounding(whole, alpha):
         return FAIL, f"{seen}: {why}.", share
-    hidden = float(betaincinv(different + 1, of - different, CONFIDENCE)) if different < of else 1.0
-    by = f"by {counted(of, 'different answer')} that the control repeats"
-    may = (
-        f"up to {percent(hidden)} of all prompts may get another answer unseen, limit {percent(allowed + MOST_HIDDEN)}"
-    )
-    verdict, why = INCONCLUSIVE, f"{by}, {may}: give more parity.prompts, or such as differ"
     if different > allowed * of:
-        why = (
-            f"{different} of {counted(of, 'different answer')} that the control repeats are not the arm's, and "
-            f"parity.max_different allows {percent(allowed)}. Text alone cannot tell rounding from a fault: "
-            "serve both in float32, lower parity.tokens, or raise parity.max_different to what equal servers show"
-        )
-    elif hidden <= allowed + MOST_HIDDEN:
-        verdict, why = PASS, may
-    return verdict, f"{seen}: {why}.", share
+        return INCONCLUSIVE, f"{seen}: {_departing(different, of, allowed)}.", share
+    limit = f"(a PASS needs at most {percent(allowed + MOST_HIDDEN)})"
+    may = f": up to {percent(hidden)} of other prompts could differ {limit}."
+    if hidden <= allowed + MOST_HIDDEN:
+        return PASS, f"{seen}{may}", share
+    return INCONCLUSIVE, f"{seen}, but only {counted(of, 'distinct answer')} count{may}{_MORE}", share
+
+
+def _departing(different: int, of: int, allowed: float) -> str:
+    return (
+        f"{different} of {counted(of, 'different answer')} that the control repeats are not the arm's, and "
+        f"parity.max_different allows {percent(allowed)}. Text alone cannot tell rounding from a fault: "
+        "serve both in float32, lower parity.tokens, or raise parity.max_different to what equal servers show"
+    )
 
 
 def _useless(arm: str, whole: Sequence[Four]) -> str:

@@ -77,7 +77,8 @@ def share_gate(run: Run, arm: str, own: Units, *, name: str, kind: str, allowed:
         seen = result.missed / result.requests
         most = enough(allowed, (seen, result.low, result.high), percent)
         bars = f"{percent(seen, most)}, error bars {percent(result.low, most)} to {percent(result.high, most)}"
-        bars += f", wider since blocks of {run.block_s:g} s differ" if result.design_effect > 1.0 else ""
+        cause = f"blocks of {run.block_s:g} s differ" if result.missed else "slow requests come in bunches"
+        bars += f", wider since {cause}" if result.design_effect > 1.0 else ""
         if result.needed_blocks is not None:
             blocks = counted(result.needed_blocks, "block")
             after = f"; a PASS needs {blocks}, and this run has {result.blocks}{after}"

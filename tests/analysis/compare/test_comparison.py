@@ -87,10 +87,10 @@ def test_what_the_earlier_run_did_fails_no_gate(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("slower", "ratio", "verdict", "text"),
     [
-        (1.03, 0.8, "PASS", "lower on the candidate's host"),  # far from the margin, whatever 3 % explain
-        (1.2, 1.2, "INCONCLUSIVE", "lower on the candidate's processor"),
+        (1.03, 0.8, "PASS", "lower during the candidate's run"),  # far from the margin, whatever 3 % explain
+        (1.2, 1.2, "INCONCLUSIVE", "lower during the candidate's run"),
         (1.2, 0.8, "PASS", "lower"),  # equal in spite of a slower machine
-        (1 / 1.2, 0.8, "INCONCLUSIVE", "higher on the candidate's processor"),
+        (1 / 1.2, 0.8, "INCONCLUSIVE", "higher during the candidate's run"),
         (1 / 1.2, 1.2, "FAIL", "higher"),  # slower in spite of a faster machine
     ],
 )

@@ -204,7 +204,7 @@ def test_a_ramp_judges_the_memory_ratio(tmp_path: Path, size: float, decision: s
         ([made_gate(), made_gate("slo", FAIL)], FAIL),
         ([made_gate(), made_gate("recompile", INCONCLUSIVE)], None),
         ([made_gate(), made_gate("parity", INCONCLUSIVE)], PASS),
-        ([made_gate(), made_gate("recompile", INCONCLUSIVE, unseen=True)], PASS),
+        ([made_gate(), made_gate("recompile", INCONCLUSIVE, unseen="see")], PASS),
         ([], None),
     ],
 )

@@ -178,19 +178,25 @@ ASKED, FEW = EXACT.twice(1, PROMPTS), EXACT.twice(1, 12)
 @pytest.mark.parametrize(
     ("control", "arm", "allowed", "verdict", "words"),
     [
-        (EXACT, EXACT, 0.0, "PASS", "6.05 % of all prompts may get another answer unseen, limit 10 %"),
+        (EXACT, EXACT, 0.0, "PASS", ": up to 6.05 % of other prompts could differ (a PASS needs at most 10 %)."),
         (BF16, BF16, 0.0, "INCONCLUSIVE", "raise parity.max_different"),
-        (BF16, BF16, 0.5, "PASS", "limit 60 %"),
+        (BF16, BF16, 0.5, "PASS", "at most 60 %"),
         (EXACT, Server(weights="two"), 0.0, "FAIL", "more than rounding explains"),
         (EXACT, Server(weights="two"), 0.9, "FAIL", "more than rounding explains"),
         (EXACT, replace(EXACT, faulty=0.33), 0.0, "INCONCLUSIVE", "parity.max_different allows 0"),
         (replace(BF16, samples=True), BF16, 0.9, "INCONCLUSIVE", "control repeats only"),
         (BF16, replace(BF16, samples=True), 0.9, "INCONCLUSIVE", "arm repeats only"),
-        (ASKED, changed(ASKED, [7], text="something else"), 0.1, "PASS", "up to 9.51 % of all prompts"),
+        (ASKED, changed(ASKED, [7], text="something else"), 0.1, "PASS", "up to 9.51 % of other prompts"),
         (ASKED, changed(ASKED, [7], text="something else"), 0.0, "INCONCLUSIVE", f"1 of {PROMPTS} different answers"),
-        (FEW, FEW, 0.0, "INCONCLUSIVE", "up to 22.1 % of all prompts may get another answer unseen, limit 10 %"),
-        (FEW, FEW, 0.0, "INCONCLUSIVE", "give more parity.prompts"),
-        (*(changed(ASKED, range(PROMPTS), text="well"),) * 2, 0.0, "INCONCLUSIVE", "1 different answer"),
+        (
+            FEW,
+            FEW,
+            0.0,
+            "INCONCLUSIVE",
+            "but only 12 distinct answers count: up to 22.1 % of other prompts could differ",
+        ),
+        (FEW, FEW, 0.0, "INCONCLUSIVE", "Raise parity.prompts."),
+        (*(changed(ASKED, range(PROMPTS), text="well"),) * 2, 0.0, "INCONCLUSIVE", "only 1 distinct answer count"),
         (ASKED, changed(ASKED, range(PROMPTS), error="UNAVAILABLE: gone"), 0.0, "INCONCLUSIVE", "UNAVAILABLE: gone"),
         (ASKED, changed(ASKED, range(40), text=""), 0.0, "INCONCLUSIVE", "8 of 8 greedy answers"),
         (ASKED, changed(ASKED, [3], digest="else"), 0.0, "INCONCLUSIVE", "got different prompts"),
@@ -207,11 +213,11 @@ def test_trials_add_up_and_lost_answers_leave_a_pass_open_and_a_fail_as_it_is() 
     answers = EXACT.twice(1, PROMPTS)
     passed = judge_greedy("arm", {1: (answers, answers), 2: (answers, answers)}, allowed=0.0, alpha=0.05)
     assert "96 of 96 greedy answers" in passed.reason
-    assert (passed.gate, passed.kind, passed.verdict, passed.unseen) == ("parity", "parity", "PASS", False)
+    assert (passed.gate, passed.kind, passed.verdict, passed.unseen) == ("parity", "parity", "PASS", "")
     short = tuple(item[:-1] for item in answers)
     for lost in (None, short):
         gate = judge_greedy("arm", {1: (answers, answers), 2: (answers, lost)}, allowed=0.0, alpha=0.05)  # type: ignore[dict-item]
-        assert (gate.verdict, gate.unseen) == ("INCONCLUSIVE", True)
+        assert (gate.verdict, gate.unseen) == ("INCONCLUSIVE", "its reason says what it needs")
         assert gate.reason == "The answers of trial 2 are not there."
     other = Server(weights="two").twice(1, PROMPTS)
     assert judge_greedy("arm", {1: (answers, other), 2: (None, other)}, allowed=0.0, alpha=0.05).verdict == "FAIL"
@@ -232,7 +238,7 @@ def repeated(letters: str) -> Twice:
 def test_answers_that_the_control_does_not_repeat_accuse_no_arm(letters: str) -> None:
     found = judged_answers(repeated("ac"), repeated(letters))
     assert (found.verdict, found.value) == ("INCONCLUSIVE", 0.0)
-    assert "give more parity.prompts" in found.reason
+    assert "Raise parity.prompts." in found.reason
 
 
 def test_other_first_words_that_both_repeat_fail_and_those_that_the_arm_does_not_repeat_do_not() -> None:

@@ -102,7 +102,9 @@ class TestWords:
         checks = [check(name=name, remedy=f"Fix {name}.") for name in names]
         advice = advise([gate(verdict="INCONCLUSIVE", blocked_by=names)], checks)
         assert advice.needed_s is None
-        assert re.fullmatch(r"Fix load generator. Fix complete. The report's table Checks .* Fix blocks.", advice.text)
+        assert re.fullmatch(
+            r"Fix load generator. Fix complete. .Checks of the run. in report.html .* Fix blocks.", advice.text
+        )
 
     @pytest.mark.parametrize(
         ("name", "needed_s", "text"),
@@ -132,8 +134,8 @@ class TestWords:
             ([gate("recompile", "FAIL"), OPEN], [], None, "cannot change the FAIL of compiled"),
             ([gate("recompile", "FAIL"), OPEN, replace(OPEN, arm="padded", needed_s=630.0)], [], 630.0, ""),
             ([gate("parity", "INCONCLUSIVE")], [], None, "`tailgate parity experiment.toml`"),
-            ([gate("parity", "INCONCLUSIVE", unseen=True)], [], None, "Greedy answers decide"),
-            ([gate("recompile", "INCONCLUSIVE", unseen=True)], [], None, "The server's log"),
+            ([gate("parity", "INCONCLUSIVE", unseen="raise it")], [], None, 'decide "parity" of compiled: raise it.'),
+            ([OPEN, gate("parity", "INCONCLUSIVE", unseen="raise it")], [], 9000.0, 'would decide "non-inf'),
         ],
     )
     def test_advice_is_a_length_or_a_remedy(self, gates, checks, needed_s, words):
