@@ -119,7 +119,7 @@ _REMEDIES = {
     "string_type": "give a text in quotes",
     "invalid-json-value": "give text, numbers, true, lists or tables",
     **dict.fromkeys(("int_type", "int_from_float"), "give a whole number"),
-    **dict.fromkeys(("float_type", "float_parsing"), "give a number, without quotes or a unit"),
+    **dict.fromkeys(("float_type", "float_parsing"), "give a number, without a unit"),
     **dict.fromkeys(("tuple_type", "list_type"), "give a list in [ ], or tables under [[ ]]"),
     **dict.fromkeys(("model_type", "model_attributes_type", "dict_type", "mapping_type"), "give a table"),
 }

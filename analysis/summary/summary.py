@@ -178,9 +178,13 @@ def _joined_run(run: RecordedRun) -> dict[str, Any]:
 
 
 def _traffic(run: Run) -> dict[str, Any]:
-    """Return the traffic of the first trial that describes it. Trials differ only in what they draw."""
-    described = ({key: mapping(info.get(key)) for key in ("prompts", "over_limit")} for info in run.infos)
-    return dict(flat(next((facts for facts in described if any(facts.values())), {})))
+    """Return the traffic of the first trial that describes it, with a name that it has where runs are compared. Trials
+    of one run differ only in what they draw."""
+    for trial in run.trials:
+        facts = {key: mapping(trial.info.get(key)) for key in ("prompts", "over_limit")}
+        if any(facts.values()):
+            return dict(flat({"trial": run.records.trial_names.get(trial.number), **facts}))
+    return {}
 
 
 def _comparison_row(item: Comparison, gate: Gate | None) -> dict[str, Any]:

@@ -155,7 +155,7 @@ def _arms(experiment: Experiment) -> Iterator[tuple[str, str, str]]:
             found = "cuda" if sees_gpu() else "cpu"
             what = f"{arm.preset} on {found if arm.model.device == 'auto' else arm.model.device}"
         else:
-            what = f"{arm.kind} at {arm.address[0]}"
+            what = f"{arm.kind} at {arm.address[0]}, not asked here: `tailgate run` asks it first"
         more = f", {counted(arm.replicas, 'replica')}" if arm.replicas > 1 else ""
         yield arm.name, "control" if arm.control else "candidate", f"{what}{more}"
     if experiment.own_arms:
@@ -163,7 +163,7 @@ def _arms(experiment: Experiment) -> Iterator[tuple[str, str, str]]:
 
 
 def _plan(experiment: Experiment, schedule: Schedule) -> Iterator[tuple[str, str, str]]:
-    from tailgate.analysis.wording import counted, duration_text
+    from tailgate.analysis.wording import counted, duration_text, percent
 
     traffic, trials = experiment.traffic, experiment.trials.count
     shares = [
@@ -176,6 +176,11 @@ def _plan(experiment: Experiment, schedule: Schedule) -> Iterator[tuple[str, str
     yield "traffic", traffic.design, f"{pace} ({traffic.arrivals}), lengths: {traffic.workload}"
     drawn = f" (drawn with seed = {experiment.seed})" if traffic.rate else ""
     yield "requests", "", f"{', '.join(dict.fromkeys(shares))} in trial 1{drawn}"
+    answers = ("answers", "output_over", "max_tokens", "max_new_tokens")
+    for what, over, column, limit in (("prompts", "input_over", "prompt_tokens", "max_prompt_tokens"), answers):
+        if share := schedule.over[over] / len(schedule):
+            most = schedule.ints(column).max()
+            yield "", "", f"{percent(share, 2)} of {what} are cut to {most} tokens (engine.{limit})"
     most = "at most " if experiment.gates.sequential else ""
     yield "time", "", f"{most}{duration_text(trials * traffic.duration_s)} of traffic in {counted(trials, 'trial')}"
     if experiment.own_arms:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -236,10 +236,15 @@ def _probe(config: ExternalArm, address: str, timeout_s: float) -> Probe:
             _check_oip_model(config, address)
         found = ask(config, address, asking, timeout_s=timeout_s)
         if config.kind == "openai":
-            context = _context(config, address)
+            models = _models(config, address)
+            # A server of one model may know it by other names than it lists.
+            context = models.get(config.model_name, *(models.values() if len(models) == 1 else ()))
     except FailedError as error:
         if remedy := _REMEDIES[config.kind].get(error.status):
-            error.args = (f"{error}: {remedy}",)
+            if config.kind == "openai" and error.status == "NOT_FOUND":
+                with suppress(FailedError):
+                    remedy += f", which lists {', '.join(_models(config, address)) or 'none'}"
+            error.args = (f"{error}: {remedy.replace('model_name', f'arms.{config.name}.model_name')}",)
         raise
     if not found.pieces and isinstance(config.options, OipOptions):
         raise FailedError(
@@ -249,12 +254,12 @@ def _probe(config: ExternalArm, address: str, timeout_s: float) -> Probe:
     return Probe(tokens=found.tokens, context=context)
 
 
-def _context(config: ExternalArm, address: str) -> int | None:
-    """Return the most tokens of a prompt and its answer, where the server's list of models has it."""
+def _models(config: ExternalArm, address: str) -> dict[str, int | None]:
+    """Return the server's list of models, with the most tokens of a prompt and its answer."""
     path = f"{parse_address(address, 'openai').path}/models"
     try:
         with _failures(config, address, _MODELS_S), _requested(config, address, "GET", path, _MODELS_S) as reply:
-            return openai_wire.context_of(reply.read(openai_wire.LARGEST_EVENT), config.model_name)
+            return openai_wire.models_of(reply.read(openai_wire.LARGEST_EVENT))
     except FailedError as error:
         raise FailedError(f"no answer to GET {path}: {error}", not_yet=error.not_yet) from None
 
@@ -264,9 +269,7 @@ _REMEDIES: dict[str, dict[str, str]] = {
     "openai": {
         "UNAUTHENTICATED": "give its token by token_env",
         "PERMISSION_DENIED": "give a token that may use the model",
-        "NOT_FOUND": (
-            "give the address with its path, such as http://host:8000/v1, and the model_name that the server knows"
-        ),
+        "NOT_FOUND": "give the address with its path, such as http://host:8000/v1, and the model_name of the server",
         "INVALID_ARGUMENT": (
             "it does not take a field of the request: see model_name and openai.usage, length_fields and extra"
         ),

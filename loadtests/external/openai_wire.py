@@ -197,16 +197,14 @@ def error_of_answer(answer: HTTPResponse) -> tuple[str, str] | None:
     return http_status_name(code), f"HTTP {code}: {text}" if text else f"HTTP {code}"
 
 
-def context_of(body: bytes, model: str) -> int | None:
-    """Return the most tokens of a prompt and its answer that the list of models gives for `model`, or None.
+def models_of(body: bytes) -> dict[str, int | None]:
+    """Return the names in the list of models, each with the most tokens of a prompt and its answer, None if unknown.
 
-    The key is vLLM's and SGLang's `max_model_len`, or llama.cpp's `meta.n_ctx`. A server of one model may know it by
-    other names than it lists.
+    The key is vLLM's and SGLang's `max_model_len`, or llama.cpp's `meta.n_ctx`.
     """
     try:
         entries = json.loads(body)["data"]
-        named = [entry for entry in entries if entry["id"] == model] or (entries if len(entries) == 1 else [{}])
-        limit = named[0].get("max_model_len") or (named[0].get("meta") or {}).get("n_ctx")
+        known = {str(one["id"]): one.get("max_model_len") or (one.get("meta") or {}).get("n_ctx") for one in entries}
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
-        return None
-    return limit if type(limit) is int and limit > 0 else None
+        return {}
+    return {name: limit if type(limit) is int and limit > 0 else None for name, limit in known.items()}

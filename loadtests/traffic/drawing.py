@@ -92,6 +92,7 @@ def build_schedule(
             )
         inputs = np.maximum(inputs, least)
     over = {
+        "requests": len(rows),
         "input_over": int((inputs > max_prompt_tokens).sum()),
         "output_over": int((outputs > max_new_tokens).sum()),
     }

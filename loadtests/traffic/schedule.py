@@ -65,8 +65,8 @@ def planned_requests(table: Any, *, at_once: int = 1024) -> Iterator[PlannedRequ
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Schedule:
-    """The planned requests of one trial for `arms`, in order of time, and what they were made from. `over` counts the
-    requests that were cut to a limit; `steps` are the rates of a saturation search; `prompts` tells what was read of a
+    """The planned requests of one trial for `arms`, in order of time, and what they were made from. `over` counts them
+    and those that were cut to a limit; `steps` are the rates of a saturation search; `prompts` tells what was read of a
     trace."""
 
     table: Any  # pyarrow.Table

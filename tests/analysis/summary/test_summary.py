@@ -221,13 +221,13 @@ def test_vectors_are_judged_by_their_cosine(tmp_path):
 
 def test_a_closed_loop_and_lengths_over_the_limits_are_reported(tmp_path):
     run = write_run(tmp_path / "run", FakeRun(duration_s=60, trials=2, rate=2))
-    over = {"input_over": 7, "output_over": 2}
+    over = {"requests": 120, "input_over": 7, "output_over": 2}
     tell(run, max_concurrency=8, open_loop=False, planned={}, over_limit=over)
     summary = analyze(run)
-    assert summary["traffic"] == {"over_limit.input_over": 7.0, "over_limit.output_over": 2.0}
+    assert summary["traffic"] == {f"over_limit.{key}": float(value) for key, value in over.items()}
     assert summary["design"]["open_loop"] is False
     assert summary["design"]["concurrency"] == 8
-    assert "prompts cut to engine.max_prompt_tokens" in html_report(summary)
+    assert "prompts cut to engine.max_prompt_tokens</dt><dd>7 of 120 (5.83 %)</dd>" in html_report(summary)
     for gate in estimates_of(summary):
         assert gate["verdict"] == "INCONCLUSIVE"
         assert "open loop" in gate["blocked_by"]

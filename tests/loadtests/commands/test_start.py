@@ -162,6 +162,8 @@ def test_check_describes_every_built_in_experiment(
     monkeypatch.setattr("tailgate.loadtests.trials.preflight.check_experiment", lambda experiment: None)
     code, _, out = run_command(capsys, "check", name)
     assert (code, out.splitlines()[0]) == (0, f"{load(name).name} can run.")
+    assert ("not asked here" in out) == bool(load(name).external_arms)
+    assert "% of prompts are cut to 3072 tokens (engine.max_prompt_tokens)" in out or name != "vllm"
 
 
 @pytest.mark.parametrize(("trials", "block_s"), [(8, 60.0), (7, 45.0)])

@@ -20,7 +20,7 @@ from tailgate.loadtests.external.asking import Asking
 from tailgate.loadtests.external.openai_wire import (
     LARGEST_EVENT,
     EventStream,
-    context_of,
+    models_of,
     read_event,
     request_body,
     request_path,
@@ -118,18 +118,20 @@ def test_completions_take_text_and_chats_one_message() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "limit"),
+    ("body", "models"),
     [
-        (b'{"data": [{"id": "other", "max_model_len": 7}, {"id": "llama", "max_model_len": 512}]}', 512),
-        (b'{"data": [{"id": "a/path", "meta": {"n_ctx": 256, "n_ctx_train": 1024}}]}', 256),  # llama.cpp
-        (b'{"data": [{"id": "a", "max_model_len": 7}, {"id": "b", "max_model_len": 8}]}', None),
-        (b'{"data": [{"id": "llama", "max_model_len": 0}]}', None),
-        (b'{"data": [{"id": "llama", "meta": "x"}]}', None),
-        (b"[" * 100_000, None),
+        (
+            b'{"data": [{"id": "other", "max_model_len": 7}, {"id": "llama", "max_model_len": 512}]}',
+            {"other": 7, "llama": 512},
+        ),
+        (b'{"data": [{"id": "a/path", "meta": {"n_ctx": 256, "n_ctx_train": 1024}}]}', {"a/path": 256}),  # llama.cpp
+        (b'{"data": [{"id": "llama", "max_model_len": 0}]}', {"llama": None}),
+        (b'{"data": [{"id": "llama", "meta": "x"}]}', {}),
+        (b"[" * 100_000, {}),
     ],
 )
-def test_the_list_of_models_tells_the_context_or_nothing(body: bytes, limit: int | None) -> None:
-    assert context_of(body, "llama") == limit
+def test_the_list_of_models_tells_each_context_or_nothing(body: bytes, models: dict[str, int | None]) -> None:
+    assert models_of(body) == models
 
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\nconnection: close\r\n\r\n"
@@ -263,12 +265,12 @@ def test_inference_servers_give_text_and_no_count(triton_address: str) -> None:
 @pytest.mark.parametrize(
     ("model", "options", "says"),
     [
-        ("missing", {}, "NOT_FOUND.*'missing' is not found: give the model_name"),
-        ("raises", {}, "UNKNOWN.*Model raises not found: see model_name"),
+        ("missing", {}, "NOT_FOUND.*'missing' is not found: give the arms.x.model_name"),
+        ("raises", {}, "UNKNOWN.*Model raises not found: see arms.x.model_name"),
         (
             "text",
             {"prompt_tensor": "prompt"},
-            r"unexpected inference input 'prompt'.*: see model_name, the tensors of \[arms.oip\]",
+            r"unexpected inference input 'prompt'.*: see arms.x.model_name, the tensors of \[arms.oip\]",
         ),
         ("broken", {}, "CUDA error: out of memory"),
     ],
@@ -297,4 +299,16 @@ def test_a_list_of_models_that_gets_no_answer_is_named() -> None:
         return request.line.startswith("POST")  # else the connection ends
 
     with HttpPeer(script) as peer, pytest.raises(FailedError, match=r"no answer to GET /v1/models: "):
+        probe(openai(peer.address), timeout_s=1.0)
+
+
+def test_a_name_that_the_server_does_not_know_is_answered_with_those_that_it_lists() -> None:
+    listed, unknown = plain("200 OK", b'{"data": [{"id": "toy"}]}'), plain("404 No", b"{}")
+
+    def script(request: Request) -> bool:
+        request.send(unknown if request.line.startswith("POST") else listed)
+        return False
+
+    says = r"and the arms\.x\.model_name of the server, which lists toy"
+    with HttpPeer(script) as peer, pytest.raises(FailedError, match=says):
         probe(openai(peer.address), timeout_s=1.0)

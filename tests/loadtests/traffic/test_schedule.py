@@ -312,7 +312,7 @@ def test_lengths_change_at_their_times_and_nothing_else_does() -> None:
 def test_lengths_over_a_limit_are_cut_to_it_and_counted_side_by_side() -> None:
     config = TrafficConfig(rate=20, duration_s=30)
     whole, cut = built(config, max_prompt_tokens=10**9, max_new_tokens=10**9), built(config)
-    assert whole.over == {"input_over": 0, "output_over": 0}
+    assert whole.over == {"requests": len(whole), "input_over": 0, "output_over": 0}
     for name, side, most in (("prompt_tokens", "input_over", 2048), ("max_tokens", "output_over", 256)):
         lengths = whole.ints(name)
         assert cut.ints(name).tolist() == np.minimum(lengths, most).tolist()
