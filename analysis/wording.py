@@ -18,14 +18,8 @@ def _plain(number: float | None) -> str:
 def counted(number: float | None, noun: str, show: Callable[[Any], str] = _plain) -> str:
     """Return the count with its noun: "1 stall", "3 stalls". `show` formats the number; if it shows "1", it is one."""
     shown = show(number)
-    return f"{shown} {noun if shown == '1' else _plural(noun)}"
-
-
-def _plural(noun: str) -> str:
-    """Return the plural, by the rules that the nouns of reports follow: runs, days, entries, processes."""
-    if re.search(r"[^aeiou]y$", noun):
-        return f"{noun[:-1]}ies"
-    return f"{noun}{'es' if noun.endswith('s') else 's'}"
+    plural = f"{noun[:-1]}ies" if re.search(r"[^aeiou]y$", noun) else f"{noun}{'es' if noun.endswith('s') else 's'}"
+    return f"{shown} {noun if shown == '1' else plural}"
 
 
 def listed(words: Sequence[str]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 from tailgate.analysis.checks.check import ALL_KINDS, PARITY, Check, Evidence, rule
 from tailgate.analysis.judging.gates import PASS
@@ -45,15 +44,10 @@ def _differences(run: Run, arm: str) -> list[str]:
         if values and control:
             # quantisation is a treatment, as the policies are
             keys = sorted({*values, *control} - {"quantisation"})
-            different += [f"{part}.{key}" for key in keys if not _alike(key, values.get(key), control.get(key))]
+            # cuda:0 and cuda:1 are devices of one kind, cpu and cuda are not
+            one, two = ({**its, "device": str(its.get("device")).partition(":")[0]} for its in (values, control))
+            different += [f"{part}.{key}" for key in keys if one.get(key) != two.get(key)]
     return [f"{arm} also differs from the control in {', '.join(different)}"] if different else []
-
-
-def _alike(key: str, one: Any, other: Any) -> bool:
-    """Return whether two arms share a setting: cuda:0 and cuda:1 are devices of one kind, cpu and cuda are not."""
-    if key == "device" and isinstance(one, str) and isinstance(other, str):
-        return one.partition(":")[0] == other.partition(":")[0]
-    return bool(one == other)
 
 
 @rule(

@@ -53,10 +53,7 @@ class Disturbance:
 
 
 def rows_of_rule(rule: Rule, seen: Evidence, found: Iterable[Disturbance]) -> Iterator[Check]:
-    """Yield one row for all arms, and one for each arm whose gates alone are concerned.
-
-    What concerns the control concerns all, since each is compared with it. The remedy of arms on the CPU names no GPU.
-    """
+    """Yield one row for all arms, and one for each arm whose gates alone are concerned."""
     arms = seen.run.arms
     on_cpu = all(item.device == "cpu" for item in seen.machines.speeds)
     worst = sorted(found, key=lambda item: -item.excess)

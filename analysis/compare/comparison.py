@@ -1,7 +1,4 @@
-"""Two runs as one with two arms: the later run's is judged by the gates, and the earlier's is its control.
-
-Each trial has one of the two arms, so they are judged as arms of separate runs are.
-"""
+"""Two runs as one with two arms: the later run's is judged by the gates, and the earlier's is its control."""
 
 from __future__ import annotations
 

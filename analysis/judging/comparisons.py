@@ -1,7 +1,4 @@
-"""Every comparison of a run: five latencies at five quantiles and more, of steady traffic of each arm and the control.
-
-The experiment chooses the few that gate. The others are reported and decide nothing.
-"""
+"""Every comparison of a run: five latencies at five quantiles and more, of steady traffic of an arm and the control."""
 
 from __future__ import annotations
 

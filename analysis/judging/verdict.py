@@ -1,8 +1,4 @@
-"""What follows from the gates: the verdict on an arm, the outcome in plain words, and what to do next.
-
-Of an open arm the headline has one reason, the worst failed check or the first open gate, and the advice has the length
-that would decide it.
-"""
+"""What follows from the gates: the verdict on an arm, the outcome in plain words, and what to do next."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from tailgate.analysis.records.schemas import EVENT_KINDS
 from tailgate.analysis.report.brief import MORE_IS_BETTER, ArmBrief, brief_of
 from tailgate.analysis.report.rendering import environment, template_text
 from tailgate.analysis.settings.metrics import EMBED
-from tailgate.analysis.summary.model import Bins, Frontier, Gate, Histogram, Summary
+from tailgate.analysis.summary.model import Bins, Gate, Histogram, Summary
 
 SCRIPTS = (
     "plot.js",
@@ -117,18 +117,16 @@ def chart_data(summary: Summary) -> dict[str, Any]:
         "distribution": {
             metric: [arms.get(name, Histogram()) for name in names] for metric, arms in summary.distribution.items()
         },
-        "knees": _knees(summary.frontier, index),
+        "knees": {}  # the latency of each arm against load
+        if (search := summary.frontier) is None or not search.latency
+        else {
+            "label": search.latency,
+            "limit_ms": search.limit_ms,
+            "steps": [asdict(row) | {"arm": index.get(row.arm)} for row in search.steps if row.ms is not None],
+        },
     }
 
 
 def script_json(data: object) -> str:
     """Encode JSON for a script element: "</script" and "<!--" cannot occur in it."""
     return re.sub("[<>&]", lambda mark: f"\\u{ord(mark[0]):04x}", to_json(data, inf_nan_mode="null").decode())
-
-
-def _knees(search: Frontier | None, index: Mapping[str, int]) -> dict[str, Any]:
-    """Return the latency of each arm against load; empty without a search."""
-    if search is None or not search.latency:
-        return {}
-    steps = [asdict(row) | {"arm": index.get(row.arm)} for row in search.steps if row.ms is not None]
-    return {"label": search.latency, "limit_ms": search.limit_ms, "steps": steps}

@@ -97,13 +97,7 @@ def code(value: object) -> str:
 
 def prose_with_code(line: str) -> str:
     """Show prose in Markdown, with text between backticks as code spans."""
-    return re.sub(r"`([^`]*)`|[^`]+", lambda part: code(part[1]) if part[1] else _spaced(part[0]), line)
-
-
-def _spaced(part: str) -> str:
-    """Show the part as prose, with the spaces at its ends."""
-    before, after = part[: len(part) - len(part.lstrip())], part[len(part.rstrip()) :]
-    return f"{before}{prose(part)}{after}" if part.strip() else part
+    return re.sub(r"`([^`]*)`|[^\s`]([^`]*[^\s`])?", lambda part: code(part[1]) if part[1] else prose(part[0]), line)
 
 
 def html_with_code(line: str) -> Markup:

@@ -1,7 +1,4 @@
-"""How the machines of a run behaved: what was sampled of them during the traffic, and their measured speed.
-
-Nothing is decided here. What was not recorded, or could not be read, is None or empty.
-"""
+"""How the machines of a run behaved: what was sampled of them during the traffic, and their measured speed."""
 
 from __future__ import annotations
 

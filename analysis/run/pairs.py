@@ -1,7 +1,4 @@
-"""Pairs of requests: each request of an arm and its copy on the control, and how much later one of them was sent.
-
-Under a mirrored design both copies are one planned request: due at one instant, with one prompt and one length.
-"""
+"""Pairs of requests: each request of an arm and its copy on the control, and how much later one of them was sent."""
 
 from __future__ import annotations
 

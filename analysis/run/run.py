@@ -1,7 +1,4 @@
-"""A run as it is judged: its records cut into arms, trials and blocks, and their metadata.
-
-Nothing is decided here. What the records leave out stays unknown: None, empty, or a default that is named.
-"""
+"""A run as it is judged: its records cut into arms, trials and blocks, and their metadata."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What an [slo] table asks for: keys such as p99_ttft_ms = 500 and error_pct = 0.5.
-
-It is separate from the judging, so that reading an experiment does not load the statistics.
-"""
+"""What an [slo] table asks for: keys such as p99_ttft_ms = 500 and error_pct = 0.5."""
 
 from __future__ import annotations
 

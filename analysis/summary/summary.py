@@ -1,8 +1,4 @@
-"""From a run directory to the one JSON document that says what happened and what follows from it.
-
-This module only arranges: it reads the run, has it judged, and writes the outcome. The same records and seed
-give the same bytes.
-"""
+"""From a run directory to the one JSON document that says what happened and what follows from it."""
 
 from __future__ import annotations
 
@@ -104,7 +100,10 @@ def summary_of(run: Run, judgement: Judgement) -> dict[str, Any]:
         "spikes": spikes.result(),
         "series": series.result(),
         "distribution": distribution,
-        "interim": _interim(run),
+        # How interim analyses ended the run, empty if they did not; None for a run with one analysis.
+        "interim": next((str(info["ended"]) for info in reversed(run.infos) if info.get("ended")), "")
+        if run.limits.sequential
+        else None,
         "ramp": None if ramp is None else asdict(ramp),
         "weights": _weights(run),
         "joined": _joined(run),
@@ -126,12 +125,6 @@ def _spikes(run: Run, judgement: Judgement) -> list[dict[str, Any]]:
         }
         for spike in find_spikes(run.requests, run.attribution, run.events, control=run.control)
     ]
-
-
-def _interim(run: Run) -> str | None:
-    """Return how interim analyses ended the run, empty if they did not; None for a run with one analysis."""
-    ended = [str(info["ended"]) for info in run.infos if info.get("ended")]
-    return ended[-1] if run.limits.sequential and ended else "" if run.limits.sequential else None
 
 
 def moment(at_ns: int) -> str | None:

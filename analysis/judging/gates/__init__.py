@@ -1,7 +1,7 @@
 """The requirements on one arm, a module for each family: what a gate asks, how it is judged and what its reason says.
 
 Gates on latency, errors and goodput are estimates, so a run may be too short for them. Gates on compiles are counts of
-what happened: they FAIL in a run of any length. A gate's limit is in `tailgate.analysis.settings.gate_limits`.
+what happened: they FAIL in a run of any length.
 """
 
 from __future__ import annotations

@@ -93,20 +93,17 @@ def _judged(
     if why := _beyond_rounding(whole, alpha):
         return FAIL, f"{seen}: {why}.", share
     if different > allowed * of:
-        return INCONCLUSIVE, f"{seen}: {_departing(different, of, allowed)}.", share
+        why = (
+            f"{different} of {counted(of, 'different answer')} that the control repeats are not the arm's, and "
+            f"parity.max_different allows {percent(allowed)}. Text alone cannot tell rounding from a fault: "
+            "serve both in float32, lower parity.tokens, or raise parity.max_different to what equal servers show"
+        )
+        return INCONCLUSIVE, f"{seen}: {why}.", share
     limit = f"(a PASS needs at most {percent(allowed + MOST_HIDDEN)})"
     may = f": up to {percent(hidden)} of other prompts could differ {limit}."
     if hidden <= allowed + MOST_HIDDEN:
         return PASS, f"{seen}{may}", share
     return INCONCLUSIVE, f"{seen}, but only {counted(of, 'distinct answer')} count{may}{_MORE}", share
-
-
-def _departing(different: int, of: int, allowed: float) -> str:
-    return (
-        f"{different} of {counted(of, 'different answer')} that the control repeats are not the arm's, and "
-        f"parity.max_different allows {percent(allowed)}. Text alone cannot tell rounding from a fault: "
-        "serve both in float32, lower parity.tokens, or raise parity.max_different to what equal servers show"
-    )
 
 
 def _useless(arm: str, whole: Sequence[Four]) -> str:

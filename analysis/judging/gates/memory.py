@@ -1,7 +1,4 @@
-"""Memory: the peak of a replica is at most so many times that of the control's (`gates.max_memory_ratio`).
-
-The peak of a trial is one observation, of which fresh starts are the replicates.
-"""
+"""Memory: the peak of a replica is at most so many times that of the control's (`gates.max_memory_ratio`)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """Shares of an arm's requests: objectives ([slo]), errors (`gates.max_error_pct`) and refused requests
-(`gates.max_refused_pct`); and deaths.
-
-An objective and errors are one question: whether the share of requests that miss is surely within what is allowed.
-"""
+(`gates.max_refused_pct`); and deaths."""
 
 from __future__ import annotations
 

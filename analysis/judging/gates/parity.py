@@ -1,8 +1,4 @@
-"""Parity: the arm computes what the control does ([parity]).
-
-A managed arm is measured before the traffic (`parity.full`) and answers prompts after it. An external arm is asked for
-greedy answers (`tailgate.analysis.judging.gates.greedy`).
-"""
+"""Parity: the arm computes what the control does ([parity])."""
 
 from __future__ import annotations
 
@@ -48,7 +44,11 @@ def parity_gate(
     exact = [row for row in answers if _must_be_equal(row, quantised=bool(quantisation_difference))]
     findings: list[tuple[str, str]] = []
     if measured:
-        findings.append(_of_measured(measured))
+        known = str(measured.get("verdict"))
+        known = known if known in ORDER else INCONCLUSIVE
+        reasons = [str(row.get("reason")) for row in rows_of(measured.get("findings")) if row.get("verdict") == known]
+        why = (reasons or ["no reason is recorded."])[0]
+        findings.append((known, f"Parity before the traffic is {known}: {why}"))
     elif required:
         findings.append((INCONCLUSIVE, "The experiment asks for parity before the traffic, and it was not measured."))
     elif quantisation_difference and not exact:
@@ -67,13 +67,6 @@ def parity_gate(
     return Gate(
         arm=arm, gate="parity", kind="parity", value=value, limit=limit, unit=unit, verdict=verdict, reason=reason
     )
-
-
-def _of_measured(measured: Mapping[str, Any]) -> tuple[str, str]:
-    verdict = str(measured.get("verdict"))
-    verdict = verdict if verdict in ORDER else INCONCLUSIVE
-    reasons = [str(row.get("reason")) for row in rows_of(measured.get("findings")) if row.get("verdict") == verdict]
-    return verdict, f"Parity before the traffic is {verdict}: {(reasons or ['no reason is recorded.'])[0]}"
 
 
 def judge_answers(arm: str, rows: Sequence[Mapping[str, Any]], *, quantised: bool = False) -> tuple[str, str]:
