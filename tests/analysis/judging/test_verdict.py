@@ -70,6 +70,12 @@ class TestWords:
             text = headline({"compiled": "INCONCLUSIVE"}, gates, checks, "eager")
             assert text == f"This run cannot decide whether compiled may replace eager: {leads}"
 
+    def test_headline_names_the_gates_that_a_longer_run_does_not_decide(self):
+        unseen = gate("parity", "INCONCLUSIVE", unseen="raise parity.prompts")
+        gates = [gate(verdict="INCONCLUSIVE", blocked_by=("blocks",)), unseen]
+        text = headline({"compiled": "INCONCLUSIVE"}, gates, [check(name="blocks", remedy="Run longer.")], "eager")
+        assert text.endswith("Run longer. A longer run does not decide parity.")
+
     def test_arms_that_are_open_for_one_reason_share_it(self):
         arms = dict.fromkeys(("a", "b", "c"), "INCONCLUSIVE") | {"naive": "FAIL", "fine": "PASS"}
         gates = [replace(gate(arm=name, verdict="INCONCLUSIVE"), reason=f"Open {name == 'b'}.") for name in "abc"]

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from tailgate.analysis.report import values, verdict_table, write_reports
+from tailgate.analysis.report import html_report, values, verdict_table, write_reports
 from tailgate.analysis.report.brief import bounds_of, brief_of, limit_of, sentence_of, value_of
 from tailgate.analysis.report.rendering import code, junit_xml, markdown_report, prose
 from tailgate.analysis.settings.metrics import gate_label
@@ -205,6 +205,16 @@ def test_every_arm_and_every_gate_that_did_not_pass_is_shown_uncut(demo: Summary
         "next:",
     ):
         assert part in words(shown)
+
+
+def test_every_report_names_the_check_that_asks_for_the_command(demo: Summary) -> None:
+    text = "Stop other work (`tailgate doctor` measures it)."
+    busy = {"check": "other work", "ok": False, "arm": None, "reason": "Busy.", "remedy": text}
+    asked = demo | {"validity": [busy], "advice": {**demo["advice"], "text": text, "remedies": []}}
+    why = "ext, since the check other work failed"
+    assert f"\nn{why}: tailgate doctor\n" in verdict_table(asked)
+    assert f"\nN{why}: `tailgate doctor`\n" in markdown_report(asked)
+    assert f"<span>N{why}</span> <code>tailgate doctor</code>" in html_report(asked)
 
 
 def test_only_a_terminal_without_no_color_gets_colour(demo: Summary, monkeypatch: pytest.MonkeyPatch) -> None:
