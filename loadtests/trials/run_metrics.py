@@ -49,7 +49,7 @@ def exporting(status: Status, address: str) -> Iterator[int]:
         server, thread = start_http_server(port, addr=host, registry=registry)
     except OSError as error:
         reason = error.strerror or error
-        raise ConfigError(f"--metrics {address} cannot be used ({reason}): give another address, or port 0") from None
+        raise ConfigError(f"--metrics {address} cannot be used ({reason}): give another, or 0 as the port") from None
     status.exported = True
     try:
         yield server.server_port
