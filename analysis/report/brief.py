@@ -205,8 +205,8 @@ def _of_gates(gates: Sequence[Gate]) -> Iterable[tuple[str, str, str]]:
     for kind in ("noninferiority", "goodput"):
         for gate in (gate for gate in gates if gate.kind == kind):
             name, bounds = gate.title.removeprefix("non-inferiority "), bounds_of(gate)
-            why = re.search(r"no error bars(: \d+ of [^.]*)?", gate.reason)
-            yield name, value_of(gate), why[0] if why else "" if bounds == DASH else bounds
+            why = re.search(r"no error bars(?:: (\d+ of [^.]*))?", gate.reason)
+            yield name, value_of(gate), (why[1] or why[0]) if why else "" if bounds == DASH else bounds
     by_name = {gate.gate: value_of(gate) for gate in gates}
     for name in _COUNTED:
         if name in by_name:
