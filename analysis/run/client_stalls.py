@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,12 +21,14 @@ from tailgate.analysis.run.silences import (
     TOGETHER_NS,
     Server,
     Silences,
+    held_first_tokens,
     partial_stalls,
     servers_of,
     silences_of,
 )
 
 HOST, WORK, PART, UNKNOWN = "host", "work", "part", "unknown"
+_KNOWN = frozenset({HOST, WORK})
 
 _NO_COMPILE = frozenset({"limit_hit", "eager_fallback"})
 # A line of a log is written when the compile begins or ends, may arrive late, and its time may be in whole seconds.
@@ -45,6 +47,7 @@ class Stall:
 
     `cause`: "work" (the prompts that ended it take about as long), "host" (every other server with work in flight was
     silent too), "part" (only some of its requests stalled, as where several servers share an address), "unknown".
+    held_s: how long the server began no answer meanwhile, if longer.
     """
 
     arm: str
@@ -54,10 +57,11 @@ class Stall:
     end_ns: int
     cause: str
     requests: Ints  # rows of the requests that were in flight in it
+    held_s: float = 0.0
 
     @property
     def seconds(self) -> float:
-        return (self.end_ns - self.start_ns) / 1e9
+        return max((self.end_ns - self.start_ns) / 1e9, self.held_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,15 +102,33 @@ def client_stalls(requests: Requests, arms: Collection[str], unjudged: Requests 
 def _of_server(requests: Requests, servers: Sequence[Server], server: Server) -> ArmStalls:
     own, others = silences_of(server), [other for other in servers if other is not server]
     arm, replica = requests.arms[server.arm], requests.replicas[server.replica] if server.replica >= 0 else None
-    work = _explained_by_prompts(requests, server, own) if own.stall.any() else own.stall
-    sent, ended = server.sent_ns, server.end_ns(requests) if own.stall.any() else server.sent_ns
-    found = [(start_ns, end_ns, PART, rows) for start_ns, end_ns, rows in partial_stalls(requests, server, own)]
-    for index in np.flatnonzero(own.stall).tolist():
-        start_ns, end_ns = int(own.start_ns[index]), int(own.end_ns[index])
+    parts = [(start_ns, end_ns, PART, rows) for start_ns, end_ns, rows in partial_stalls(requests, server, own)]
+    silent = _with_causes(requests, others, server, own)
+    stalls = [Stall(arm, server.trial, replica, *stretch) for stretch in (*parts, *silent)]
+    for stretch in _with_causes(requests, others, server, held_first_tokens(requests, server)):
+        held = Stall(arm, server.trial, replica, *stretch)
+        within = [item for item in stalls if item.start_ns < held.end_ns and item.end_ns > held.start_ns]
+        if held.cause != UNKNOWN or any(2 * item.seconds >= held.seconds for item in within if item.cause in _KNOWN):
+            continue
+        unknown = (item for item in within if item.cause not in _KNOWN)
+        longest = max(unknown, key=lambda item: item.seconds, default=replace(held, cause=PART))
+        rows = np.union1d(longest.requests, held.requests)
+        stalls = [item for item in stalls if item is not longest]
+        stalls.append(replace(longest, requests=rows, held_s=max(longest.held_s, held.seconds)))
+    return ArmStalls(arm=arm, stalls=tuple(stalls), detectable_s=own.detectable_s)
+
+
+def _with_causes(
+    requests: Requests, others: Sequence[Server], server: Server, silences: Silences
+) -> Iterator[tuple[int, int, str, Ints]]:
+    """Yield (from, to, cause, requests in flight) of the silences that are stalls."""
+    if not silences.stall.any():
+        return
+    work, sent, ended = _explained_by_prompts(requests, server, silences), server.sent_ns, server.end_ns(requests)
+    for index in np.flatnonzero(silences.stall).tolist():
+        start_ns, end_ns = int(silences.start_ns[index]), int(silences.end_ns[index])
         cause = WORK if work[index] else HOST if _silent_too(others, start_ns, end_ns) else UNKNOWN
-        found.append((start_ns, end_ns, cause, server.rows[(sent < end_ns) & (ended > start_ns)]))
-    stalls = tuple(Stall(arm, server.trial, replica, *stretch) for stretch in found)
-    return ArmStalls(arm=arm, stalls=stalls, detectable_s=own.detectable_s)
+        yield start_ns, end_ns, cause, server.rows[(sent < end_ns) & (ended > start_ns)]
 
 
 def is_explained(stall: Stall, events: Sequence[CompileEvent]) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -273,6 +273,19 @@ def _detectable_s(server: Server, limits: Floats) -> float:
         if float((seconds * (rate + 0.5 * server.waiting_rate * more) > limit).mean()) >= 0.9:
             return float(seconds)
     return math.inf
+
+
+def held_first_tokens(requests: Requests, server: Server) -> Silences:
+    """Find when the server gave no first token, though running answers may have gone on. A stall begins when one was
+    due, by the median, and lasts 1 s; three requests wait at its end."""
+    first = requests.first_ns[server.rows]
+    waiting = replace(server, ended=server.begun, signs=_signs(np.sort(first[first > 0])), fine=windows_of(()))
+    found = silences_of(waiting)
+    starts, ends = found.start_ns, found.end_ns
+    usual_ns = np.int64(np.median(ends - starts)) if starts.size else 0
+    held = found.stall & (ends - starts - usual_ns >= _ALONE_NS)
+    held[held] = waiting.in_flight(ends[held] - _EDGE_NS) >= _WAITING
+    return replace(found, start_ns=np.where(held, starts + usual_ns, starts), stall=held)
 
 
 # --- Some requests of a server, while it answered others --------------------------------------------------------------

@@ -39,6 +39,9 @@ CASES = {
     "one compile of 2 s": replace(SLOTS, new_shapes=1, compile_s=2.0),
     "exact shapes, six of 2 s": replace(SLOTS, step=1, new_shapes=6, compile_s=2.0),
     "split, mixed noise": replace(NOISE, new_shapes=6, compile_s=2.0, design="split"),
+    "running answers go on, six of 3 s": replace(
+        SLOTS, engine=replace(SLOTS.engine, decodes_on=True), new_shapes=6, compile_s=3.0
+    ),
     "heavy load, 2 s": replace(SLOTS, rate=8.0, new_shapes=6, compile_s=2.0),
 }
 _SLOW = Engine(token_s=2.5e-4)

@@ -28,7 +28,8 @@ class Engine:
     "chunked" runs `chunk` tokens of one with each decode step; "static" takes up what waits when its batch is empty,
     and nothing more until the last row has ended. A prefill of up to `together` prompts takes `prompt_s` and `token_s`
     for each of their tokens. `curve_tokens`: length at which attention doubles a prefill; 0 for none. `shortest_first`:
-    "alternating" takes the shortest answer of the queue, else the oldest.
+    "alternating" takes the shortest answer of the queue, else the oldest. `decodes_on`: running answers go on while a
+    prompt's shape is compiled.
     """
 
     kind: Literal["blocking", "alternating", "chunked", "static"] = "blocking"
@@ -41,6 +42,7 @@ class Engine:
     row_s: float = 0.0005
     chunk: int = 512
     shortest_first: bool = False
+    decodes_on: bool = False
 
     def prefill_s(self, prompts: Sequence[int]) -> float:
         """Return how long the prompts take, run as one step."""
@@ -223,7 +225,12 @@ class Replica:
 
     def _pause(self, seconds: float, request: int = -1) -> None:
         self.pauses.append(Pause(start_s=self._now_s, seconds=seconds, request=request))
-        self._now_s += seconds
+        end_s = self._now_s + seconds
+        while request >= 0 and self.engine.decodes_on and self._running and self._now_s < end_s:
+            self._now_s += self.engine.decode_s(len(self._running))
+            self.decoded.append(self._now_s)
+            self._end_rows()
+        self._now_s = max(self._now_s, end_s)
 
     def _answer(self, taken: Sequence[int]) -> None:
         """Give these their first token and make them rows of the batch."""

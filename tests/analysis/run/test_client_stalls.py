@@ -10,7 +10,7 @@ import pytest
 
 from tailgate.analysis.records.requests import Requests, requests_of
 from tailgate.analysis.run import silences
-from tailgate.analysis.run.client_stalls import HOST, UNKNOWN, WORK, ArmStalls, Stall, client_stalls, is_explained
+from tailgate.analysis.run.client_stalls import HOST, PART, UNKNOWN, WORK, ArmStalls, Stall, client_stalls, is_explained
 from tailgate.analysis.run.compile_events import CompileEvent
 from tailgate.analysis.run.silences import partial_stalls, servers_of, silences_of
 from tests.fakes.request_rows import T0, S, columns_of
@@ -24,8 +24,10 @@ def table_of(rows: list[dict[str, Any]]) -> Requests:
     return requests_of(columns_of(rows))
 
 
-def served(arm: str, *stalls: tuple[float, float], long_at: float | None = None, **more: Any) -> list[dict[str, Any]]:
-    """Requests every quarter of a second that take 0.2 s to the first token and 0.02 s for each of 40 more.
+def served(
+    arm: str, *stalls: tuple[float, float], long_at: float | None = None, tokens: int = 40, **more: Any
+) -> list[dict[str, Any]]:
+    """Requests every quarter of a second that take 0.2 s to the first token and 0.02 s for each of `tokens` more.
 
     In a stall (start, seconds) nothing continues. Lengths repeat, but the request at `long_at` is the first of its own.
     """
@@ -39,9 +41,9 @@ def served(arm: str, *stalls: tuple[float, float], long_at: float | None = None,
     rows = []
     for index in range(480):
         sent = index * 0.25
-        times = [real(own(sent) + 0.2 + 0.02 * token) for token in range(41)]
+        times = [real(own(sent) + 0.2 + 0.02 * token) for token in range(tokens + 1)]
         row = {"request_id": f"{arm}-{index}", "arm": arm, "replica": f"{arm}-0", "trial": 1, "status": "OK"}
-        row |= {"pair_id": str(index), "scheduled_ns": at(sent), "sent_ns": at(sent), "output_tokens": 41}
+        row |= {"pair_id": str(index), "scheduled_ns": at(sent), "sent_ns": at(sent), "output_tokens": tokens + 1}
         row |= {"first_token_ns": at(times[0]), "end_ns": at(times[-1])}
         row |= {"prompt_tokens": 9000 if sent == long_at else 100 + index % 5}
         rows.append(row | {"token_ns": [at(time) - at(sent) for time in times]} | more)
@@ -135,6 +137,21 @@ def test_a_server_that_never_answers_again_stalls_until_its_clients_stop_waiting
             row["end_ns"] = row["scheduled_ns"] + 30 * S
     (stall,) = seen(rows, served("old")).stalls
     assert stall.seconds > 30.0
+
+
+@pytest.mark.parametrize(("tokens", "cause"), [(200, PART), (75, UNKNOWN)])
+def test_new_requests_that_are_held_while_running_answers_go_on_are_a_stall(tokens: int, cause: str) -> None:
+    """The longer answers run on through all of it; the shorter end before, so that the server is silent at last."""
+    rows = served("new", tokens=tokens)
+    for row in rows:
+        if 60.0 <= (sent_s := (row["sent_ns"] - T0) / S) < 62.5:
+            late_ns = at(62.5) - at(sent_s)
+            row |= {"first_token_ns": row["first_token_ns"] + late_ns, "end_ns": row["end_ns"] + late_ns}
+            row["token_ns"] = [time + late_ns for time in row["token_ns"]]
+    (stall,) = seen(rows, served("old")).stalls
+    assert stall.cause == cause
+    assert stall.seconds == pytest.approx(2.5, abs=0.1)
+    assert stall.requests.size >= 10
 
 
 @pytest.mark.parametrize(("third_held", "found"), [(False, 1), (True, 0)])
