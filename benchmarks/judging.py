@@ -2,7 +2,7 @@
 
     python benchmarks/judging.py [SECTION ...] [--seeds 400] [--processes 2]
 
-Sections: promises, detection, attribution, closed, frontiers, sequential, objectives, ramps, separate,
+Sections: promises, detection, attribution, frontiers, sequential, objectives, ramps, separate,
 greedy, machines, planning; all where none is named.
 
 Each line is a share of seeded runs (or a time) with its goal. The last line on stdout is one JSON object.

@@ -18,7 +18,7 @@ WORDS = {
     r"(?:an?|each|every|first|last|next|interim) looks?|looked at|looks?(?= ?[=\[.)])": "interim analysis",
     "luck": "start-to-start variance, compile-to-compile variance, chance",
     "told|untold|(?:says?|tells?|states?|said) of (?:it|them)sel(?:f|ves)": "reported, unreported",
-    "(?<!its )(?<!their )own arms?|somebody else": "managed arm, external arm",
+    "(?<!its )(?<!their )own[ _]?arms?|somebody else": "managed arm, external arm",
     "from outside|black box": "client-side",
     "beside|counted apart|padding apart": "next to, secondary, separate",
     "stands? still|stood still|held up": "stalled, delayed",
