@@ -23,7 +23,7 @@ from tailgate.analysis.summary import model as summary
 from tailgate.analysis.summary.summary import EXIT_CODES
 from tailgate.loadtests.commands.exits import EXIT_BROKE, EXIT_USAGE
 from tailgate.loadtests.commands.main import COMMANDS, app
-from tailgate.loadtests.experiments.model import Experiment, OwnArm, json_schema
+from tailgate.loadtests.experiments.model import Experiment, ManagedArm, json_schema
 from tailgate.loadtests.external.arms import ExternalArm, OipOptions, OpenAiOptions, TelemetryConfig
 from tailgate.loadtests.external.client_security import SecurityConfig
 from tailgate.loadtests.generator.histogram import ArmTally
@@ -146,7 +146,7 @@ def _is_table(field: FieldInfo) -> bool:
 def _arm_sections() -> Iterator[tuple[str, str, str, list[Row]]]:
     own = [name for name in ExternalArm.model_fields if name != "telemetry"]
     parts: list[tuple[str, type[BaseModel], str, Sequence[str]]] = [
-        ("", OwnArm, "arms", ()),
+        ("", ManagedArm, "arms", ()),
         ("shapes", ShapeConfig, "arms.shapes", ()),
         ("compile", CompileConfig, "arms.compile", ()),
         ("", ExternalArm, "external", own),

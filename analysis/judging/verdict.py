@@ -49,8 +49,8 @@ def headline(arms: Mapping[str, str], gates: Sequence[Gate], checks: Sequence[Ch
             if round(lasting, 2) > round(most, 2):
                 slower = f"{slower[:-1]}; {lasting:.2f} times if a disturbance lasts for several trials)"
             passed.append(f"{arm} may replace {control}: every gate passed{slower}.")
-    for reason, own_arms in undecided.items():
-        parts.append(f"This run cannot decide whether {' or '.join(own_arms)} may replace {control}: {reason}")
+    for reason, managed_arms in undecided.items():
+        parts.append(f"This run cannot decide whether {' or '.join(managed_arms)} may replace {control}: {reason}")
     return " ".join([*parts, *passed])
 
 

@@ -102,9 +102,9 @@ def client_stalls(requests: Requests, arms: Collection[str], unjudged: Requests 
 def _of_server(requests: Requests, servers: Sequence[Server], server: Server) -> ArmStalls:
     own, others = silences_of(server), [other for other in servers if other is not server]
     arm, replica = requests.arms[server.arm], requests.replicas[server.replica] if server.replica >= 0 else None
-    parts = [(start_ns, end_ns, PART, rows) for start_ns, end_ns, rows in partial_stalls(requests, server, own)]
-    silent = _with_causes(requests, others, server, own)
-    stalls = [Stall(arm, server.trial, replica, *stretch) for stretch in (*parts, *silent)]
+    parts = ((start_ns, end_ns, PART, rows) for start_ns, end_ns, rows in partial_stalls(requests, server, own))
+    stretches = *parts, *_with_causes(requests, others, server, own)
+    stalls = [Stall(arm, server.trial, replica, *stretch) for stretch in stretches]
     for stretch in _with_causes(requests, others, server, held_first_tokens(requests, server)):
         held = Stall(arm, server.trial, replica, *stretch)
         within = [item for item in stalls if item.start_ns < held.end_ns and item.end_ns > held.start_ns]
@@ -112,9 +112,8 @@ def _of_server(requests: Requests, servers: Sequence[Server], server: Server) ->
             continue
         unknown = (item for item in within if item.cause not in _KNOWN)
         longest = max(unknown, key=lambda item: item.seconds, default=replace(held, cause=PART))
-        rows = np.union1d(longest.requests, held.requests)
-        stalls = [item for item in stalls if item is not longest]
-        stalls.append(replace(longest, requests=rows, held_s=max(longest.held_s, held.seconds)))
+        rows, held_s = np.union1d(longest.requests, held.requests), max(longest.held_s, held.seconds)
+        stalls = [*(i for i in stalls if i is not longest), replace(longest, requests=rows, held_s=held_s)]
     return ArmStalls(arm=arm, stalls=tuple(stalls), detectable_s=own.detectable_s)
 
 

@@ -36,6 +36,7 @@ _OVERTAKING = 2  # requests that came later and were answered earlier
 _WAITING = 3  # requests that waited together for their first token; one or two may have reasons of their own
 _NEAREST, _TOLERANCE = 30, 1.5  # a wait half as long again as the p90 of the prompts of about the same length
 _MOST = 200  # candidates: the longest
+Stretch = tuple[int, int, Ints]  # from, to, the requests that stalled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -281,16 +282,11 @@ def held_first_tokens(requests: Requests, server: Server) -> Silences:
     first = requests.first_ns[server.rows]
     waiting = replace(server, ended=server.begun, signs=_signs(np.sort(first[first > 0])), fine=windows_of(()))
     found = silences_of(waiting)
-    starts, ends = found.start_ns, found.end_ns
-    usual_ns = np.int64(np.median(ends - starts)) if starts.size else 0
-    held = found.stall & (ends - starts - usual_ns >= _ALONE_NS)
-    held[held] = waiting.in_flight(ends[held] - _EDGE_NS) >= _WAITING
-    return replace(found, start_ns=np.where(held, starts + usual_ns, starts), stall=held)
-
-
-# --- Some requests of a server, while it answered others --------------------------------------------------------------
-
-Stretch = tuple[int, int, Ints]  # from, to, the requests that stalled
+    lengths = found.end_ns - found.start_ns
+    usual_ns = np.int64(np.median(lengths)) if lengths.size else 0
+    held = found.stall & (lengths - usual_ns >= _ALONE_NS)
+    held[held] = waiting.in_flight(found.end_ns[held] - _EDGE_NS) >= _WAITING
+    return replace(found, start_ns=found.start_ns + held * usual_ns, stall=held)
 
 
 def partial_stalls(requests: Requests, server: Server, silences: Silences) -> list[Stretch]:

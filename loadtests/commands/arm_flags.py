@@ -49,7 +49,7 @@ def inspected_arm(experiment: Path | None, name: str, settings: Sequence[str] | 
     """Return an arm of an experiment or, without one, of a preset. Raises ConfigError."""
     if experiment is None:
         return preset_arm(name, settings)
-    from tailgate.loadtests.experiments.model import OwnArm
+    from tailgate.loadtests.experiments.model import ManagedArm
     from tailgate.loadtests.experiments.reading import load
 
     loaded = load(experiment, settings=settings or ())
@@ -60,7 +60,7 @@ def inspected_arm(experiment: Path | None, name: str, settings: Sequence[str] | 
             f'--arm "{name}" is not in experiment "{loaded.name}": {did_you_mean(name, names)}use one of '
             f"{', '.join(names)}"
         )
-    if not isinstance(arm, OwnArm):
+    if not isinstance(arm, ManagedArm):
         raise ConfigError(f'--arm "{name}" is external (kind = "{arm.kind}"): only arms of tailgate are inspected')
     return arm.config
 

@@ -74,7 +74,7 @@ def command(
 
 def warnings(experiment: Experiment) -> Iterator[Finding]:
     """Yield what `tailgate doctor` finds amiss for managed arms, and external arms that are one server."""
-    if experiment.own_arms:
+    if experiment.managed_arms:
         yield from (item for item in needed_by_managed_arms() if item.state != "ok")
     arms = experiment.external_arms
     for arm, other in combinations(sorted(arms, key=lambda arm: not arm.control), 2):
@@ -158,8 +158,8 @@ def _arms(experiment: Experiment) -> Iterator[tuple[str, str, str]]:
             what = f"{arm.kind} at {arm.address[0]}, not asked here: `tailgate run` asks it first"
         more = f", {counted(arm.replicas, 'replica')}" if arm.replicas > 1 else ""
         yield arm.name, "control" if arm.control else "candidate", f"{what}{more}"
-    if experiment.own_arms:
-        yield "model", "", experiment.own_arms[0].model.id
+    if experiment.managed_arms:
+        yield "model", "", experiment.managed_arms[0].model.id
 
 
 def _plan(experiment: Experiment, schedule: Schedule) -> Iterator[tuple[str, str, str]]:
@@ -183,8 +183,8 @@ def _plan(experiment: Experiment, schedule: Schedule) -> Iterator[tuple[str, str
             yield "", "", f"{percent(share, 2)} of {what} are cut to {most} tokens (engine.{limit})"
     most = "at most " if experiment.gates.sequential else ""
     yield "time", "", f"{most}{duration_text(trials * traffic.duration_s)} of traffic in {counted(trials, 'trial')}"
-    if experiment.own_arms:
-        each = f"before each trial the start of {counted(len(experiment.own_arms), 'arm')}"
+    if experiment.managed_arms:
+        each = f"before each trial the start of {counted(len(experiment.managed_arms), 'arm')}"
         yield "", "", f"and {each}: a compiled one takes about a minute on the CPU, two to five on a GPU"
     yield "machine", "", "its speed is not measured here: `tailgate doctor` does that in 10 s"
 

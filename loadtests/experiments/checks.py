@@ -53,7 +53,7 @@ def check_whole(experiment: Experiment) -> None:
             'gates.sequential (--until-decided) ends the run once it is decided, but traffic.arrivals = "saturation" '
             "asks for its whole length: leave one of the two out"
         )
-    with_code = [arm.name for arm in experiment.own_arms if arm.compile.artifact]
+    with_code = [arm.name for arm in experiment.managed_arms if arm.compile.artifact]
     if with_code and experiment.trials.compile_cache == "shared":
         raise ConfigError(
             f'arms.{with_code[0]}.compile.artifact is set but trials.compile_cache is "shared", so that every arm '
@@ -64,7 +64,7 @@ def check_whole(experiment: Experiment) -> None:
 def _check_task(experiment: Experiment) -> None:
     """Raise ConfigError unless all arms are asked for the same, and traffic, targets and gates fit it."""
     task = experiment.task
-    for arm in experiment.own_arms:
+    for arm in experiment.managed_arms:
         if arm.model.task != task:
             raise ConfigError(
                 f'arms.{arm.name}.model.task is "{arm.model.task}" but [model] says "{task}": one traffic is sent '
@@ -108,7 +108,7 @@ def check_parity(experiment: Experiment) -> None:
             "leave external arms out, or set parity.full = false"
         )
     _check_comparable(experiment, "make them equal, as parity compares policies alone")
-    control = next(arm for arm in experiment.own_arms if arm.control).model
+    control = next(arm for arm in experiment.managed_arms if arm.control).model
     if control.quantisation != "none":
         raise ConfigError(
             f'the control "{experiment.control.name}" has model.quantisation "{control.quantisation}" and parity holds '
@@ -130,8 +130,8 @@ def _check_comparable(experiment: Experiment, remedy: str) -> None:
             "the other arms in its policy alone; write compare_models = true at the top of the experiment to compare "
             "them as whole servers"
         )
-    control = next(arm for arm in experiment.own_arms if arm.control)
-    for arm in experiment.own_arms:
+    control = next(arm for arm in experiment.managed_arms if arm.control)
+    for arm in experiment.managed_arms:
         for part in ("model", "engine"):
             for key, value in getattr(arm, part):
                 other = getattr(getattr(control, part), key)
@@ -158,14 +158,14 @@ def _check_design(experiment: Experiment) -> None:
             'by weight: remove it or use design = "split"'
         )
     # How many machines stand behind the address of an external arm is unknown.
-    sizes = {arm.replicas for arm in experiment.own_arms}
+    sizes = {arm.replicas for arm in experiment.managed_arms}
     if traffic.design == "mirrored" and len(sizes) > 1:
         raise ConfigError(
-            f"arms have {', '.join(f'{arm.name}: {arm.replicas}' for arm in experiment.own_arms)} replicas, "
+            f"arms have {', '.join(f'{arm.name}: {arm.replicas}' for arm in experiment.managed_arms)} replicas, "
             "but a mirrored design gives each arm the same requests: "
             'make them equal, or use design = "split"'
         )
-    own = [arm.name for arm in experiment.own_arms]
+    own = [arm.name for arm in experiment.managed_arms]
     if traffic.remote_workers and own and experiment.external_arms:
         raise ConfigError(
             f"traffic.remote_workers is {traffic.remote_workers} but {', '.join(own)} would be reached without the "
@@ -188,7 +188,7 @@ def _check_design(experiment: Experiment) -> None:
 def _check_security(experiment: Experiment) -> None:
     """Refuse TLS and a token of the run's own splitter and arms that are set on one side alone, or without effect."""
     security, splitter = experiment.security, experiment.splitter
-    if security.token_env and not experiment.own_arms:
+    if security.token_env and not experiment.managed_arms:
         raise ConfigError(
             "[security] has a token but every arm is external: give token_env in the [[arms]] table that needs it"
         )
@@ -201,7 +201,7 @@ def _check_security(experiment: Experiment) -> None:
 
 def _check_pressure(experiment: Experiment) -> None:
     """Refuse pressure that does not weigh on every arm alike."""
-    on_cpu = [arm.name for arm in experiment.own_arms if not arm.model.device.startswith("cuda")]
+    on_cpu = [arm.name for arm in experiment.managed_arms if not arm.model.device.startswith("cuda")]
     if experiment.pressure.gpu_gib and on_cpu:
         raise ConfigError(
             f'pressure.gpu_gib is {experiment.pressure.gpu_gib:g} but arm "{on_cpu[0]}" is on no GPU that is named: '

@@ -26,7 +26,7 @@ from tailgate.servers.presets import Preset
 SCHEMA_ID = "urn:tailgate:schema:experiment"
 
 
-class OwnArm(ArmConfig):
+class ManagedArm(ArmConfig):
     """A managed arm: tailgate starts it. Its policy, control, weight and replicas."""
 
     elsewhere: ClassVar[Mapping[str, str]] = dict.fromkeys(
@@ -54,7 +54,7 @@ class OwnArm(ArmConfig):
         return ArmConfig(**{key: getattr(self, key) for key in ArmConfig.model_fields})
 
 
-ExperimentArm = OwnArm | OpenAiArm | OipArm
+ExperimentArm = ManagedArm | OpenAiArm | OipArm
 
 
 class TrialsConfig(Settings):
@@ -209,23 +209,23 @@ class Experiment(Settings):
         return part
 
     @property
-    def own_arms(self) -> tuple[OwnArm, ...]:
+    def managed_arms(self) -> tuple[ManagedArm, ...]:
         """The arms that tailgate starts."""
-        return tuple(arm for arm in self.arms if isinstance(arm, OwnArm))
+        return tuple(arm for arm in self.arms if isinstance(arm, ManagedArm))
 
     @property
-    def quantised_arms(self) -> tuple[OwnArm, ...]:
+    def quantised_arms(self) -> tuple[ManagedArm, ...]:
         """The managed arms whose weights are quantised differently from the control's."""
         control = self.control
-        if not isinstance(control, OwnArm):
+        if not isinstance(control, ManagedArm):
             return ()
         own = control.model.quantisation
-        return tuple(arm for arm in self.own_arms if arm.model.quantisation != own)
+        return tuple(arm for arm in self.managed_arms if arm.model.quantisation != own)
 
     @property
     def external_arms(self) -> tuple[OpenAiArm | OipArm, ...]:
         """The arms that tailgate neither starts nor sees into."""
-        return tuple(arm for arm in self.arms if not isinstance(arm, OwnArm))
+        return tuple(arm for arm in self.arms if not isinstance(arm, ManagedArm))
 
     @property
     def tokenizer(self) -> str:
@@ -234,7 +234,7 @@ class Experiment(Settings):
         if self.traffic.prompts == "ids":
             return ""
         control = self.control
-        return self.traffic.tokenizer or (control.model.id if isinstance(control, OwnArm) else self.model.id)
+        return self.traffic.tokenizer or (control.model.id if isinstance(control, ManagedArm) else self.model.id)
 
 
 # --- JSON Schema ------------------------------------------------------------------------------------------------------

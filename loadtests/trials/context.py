@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tailgate.analysis.records.documents import write_document
-from tailgate.loadtests.experiments.model import Experiment, ExperimentArm, OwnArm
+from tailgate.loadtests.experiments.model import Experiment, ExperimentArm, ManagedArm
 from tailgate.loadtests.traffic.schedule import Schedule
 from tailgate.loadtests.trials.status import Status
 
@@ -76,7 +76,7 @@ class TrialFacts:
             duration_s=traffic.duration_s,
             block_s=experiment.gates.block_s,
             load_processes=traffic.load_processes,
-            devices={arm.name: arm.model.device for arm in experiment.own_arms},
+            devices={arm.name: arm.model.device for arm in experiment.managed_arms},
         )
         if schedule is not None:
             facts.steps = [dict(step) for step in schedule.steps]
@@ -88,7 +88,7 @@ class TrialFacts:
 
 def _arm(arm: ExperimentArm) -> dict[str, Any]:
     facts: dict[str, Any] = {"name": arm.name, "kind": arm.kind, "replicas": list(arm.replica_names)}
-    if isinstance(arm, OwnArm):
+    if isinstance(arm, ManagedArm):
         return {**facts, "config": arm.config.to_dict()}
     return {**facts, "external": {**arm.to_dict(), "address": ", ".join(arm.address)}}
 

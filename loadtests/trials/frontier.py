@@ -113,7 +113,8 @@ class FrontierSearch(Orchestrator):
     def _start_s(self) -> dict[str, float]:
         """Return what a start of each arm takes: the mean of those seen, or a guess."""
         guessed = {
-            arm.name: _COMPILED_START_S if arm.compile.enabled else _EAGER_START_S for arm in self.experiment.own_arms
+            arm.name: _COMPILED_START_S if arm.compile.enabled else _EAGER_START_S
+            for arm in self.experiment.managed_arms
         }
         return guessed | {arm: mean(seconds) for arm, seconds in self._starts_s.items()}
 

@@ -47,7 +47,7 @@ class MonitorProcess:
         self._begun = self._ended = False
         self._table = trial.folder / "machines.arrow"
         sample_s = trial.experiment.machines.sample_s
-        devices = sorted({arm.model.device for arm in trial.experiment.own_arms} - {"cpu"})
+        devices = sorted({arm.model.device for arm in trial.experiment.managed_arms} - {"cpu"})
         task = Task(out=str(self._table.resolve()), trial=trial.number, sample_s=sample_s, devices=devices)
         self.child = Child(
             "watcher",
@@ -62,7 +62,7 @@ class MonitorProcess:
 
     def first_sample(self) -> None:
         """Wait until it has read the devices, before anything of the trial is on them, where any arm runs on one."""
-        if all(arm.model.device == "cpu" for arm in self._trial.experiment.own_arms):
+        if all(arm.model.device == "cpu" for arm in self._trial.experiment.managed_arms):
             return
         deadline = time.monotonic() + _FIRST_LOOK_S
         while not self._ended and not self._begun:
@@ -145,7 +145,7 @@ def measure_references(trial: TrialContext, when: When, *, command: Sequence[str
     before a trial in the order of the arms and after it backwards, as a host may grow faster or slower meanwhile. Every
     process is gone when this returns.
     """
-    arms = {device_name(arm.model.device): arm for arm in trial.experiment.own_arms}
+    arms = {device_name(arm.model.device): arm for arm in trial.experiment.managed_arms}
     seconds = trial.experiment.machines.reference_s
     if not seconds or not arms:
         return

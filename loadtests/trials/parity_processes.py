@@ -25,7 +25,7 @@ from tailgate.analysis.parity.vectors import LEAST_COSINE, TextRows, judge_vecto
 from tailgate.analysis.records.documents import with_checksum, write_json
 from tailgate.analysis.summary.summary import EXIT_CODES
 from tailgate.loadtests.experiments.checks import check_parity
-from tailgate.loadtests.experiments.model import Experiment, OwnArm
+from tailgate.loadtests.experiments.model import Experiment, ManagedArm
 from tailgate.loadtests.trials.context import RunError
 from tailgate.loadtests.trials.preflight import check_arm
 from tailgate.loadtests.trials.processes import child_environment, thread_variables
@@ -49,7 +49,7 @@ _write = partial(write_json, indent=1, ensure_ascii=False, allow_nan=False)
 def check_measurable(experiment: Experiment) -> None:
     """Raise ConfigError where arms, machine or texts do not allow a measurement, as far as is known before it."""
     check_parity(experiment)
-    for arm in experiment.own_arms:
+    for arm in experiment.managed_arms:
         check_arm(arm.config)
     read_texts(experiment)
 
@@ -70,7 +70,7 @@ def read_texts(experiment: Experiment) -> list[Text]:
         raise ConfigError(
             f"{what} cannot be read ({error}): give a file with a list of token ids on each line"
         ) from None
-    engines = [arm.engine for arm in experiment.own_arms]
+    engines = [arm.engine for arm in experiment.managed_arms]
     longest = min(engine.max_prompt_tokens for engine in engines)
     most = min(experiment.parity.tokens, *(engine.max_new_tokens for engine in engines))
     texts: dict[tuple[tuple[int, ...], int], Text] = {}
@@ -112,7 +112,7 @@ class ParityRun:
         """
         experiment = self.experiment
         texts = read_texts(experiment)
-        arms = sorted(experiment.own_arms, key=lambda arm: not arm.control)
+        arms = sorted(experiment.managed_arms, key=lambda arm: not arm.control)
         control = arms[0]
         self.status.replicas = {name: ReplicaState() for name in (*(arm.name for arm in arms), REFERENCE)}
         work = self.folder / "parity"
@@ -143,7 +143,7 @@ class ParityRun:
         _write(self.folder / "parity.json", with_checksum(document))
         return document
 
-    def _measure(self, arm: OwnArm, name: str, what: str, expected: Mapping[str, Any]) -> dict[str, Any]:
+    def _measure(self, arm: ManagedArm, name: str, what: str, expected: Mapping[str, Any]) -> dict[str, Any]:
         """Return what the process says it loaded, once it is done. Raises ConfigError if that is not as `expected`."""
         self.check()
         state = self.status.replicas[name]
@@ -207,7 +207,7 @@ class ParityRun:
                     f"{value}: parity compares policies alone; {remedy}"
                 )
 
-    def _judge(self, work: Path, arms: Sequence[OwnArm], facts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    def _judge(self, work: Path, arms: Sequence[ManagedArm], facts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         """Compare what the measurements left in `work`, and return what `parity.json` holds."""
         parity, control = self.experiment.parity, arms[0]
         refusals = {arm.name: work / arm.name / "refused.json" for arm in arms}

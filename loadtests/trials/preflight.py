@@ -31,7 +31,7 @@ _MOST_HEADER = 100_000_008  # bytes of a safetensors file before its tensors, by
 def check_experiment(experiment: Experiment) -> None:
     """Raise ConfigError where this machine lacks what the experiment needs, as far as is known before a start."""
     check_installed("locust")
-    for arm in experiment.own_arms:
+    for arm in experiment.managed_arms:
         check_arm(arm.config)
     if experiment.parity.full:
         from tailgate.loadtests.trials.parity_processes import read_texts

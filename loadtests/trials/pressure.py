@@ -51,7 +51,7 @@ class Pressure:
         trial.facts.pressure = facts
         trial.status.phase, trial.status.detail = "starting the pressure", ""
         size = int(settings.gpu_gib * (1 << 30))
-        gpus = {device_name(arm.model.device).removeprefix("cuda:") for arm in trial.experiment.own_arms if size}
+        gpus = {device_name(arm.model.device).removeprefix("cuda:") for arm in trial.experiment.managed_arms if size}
         self._child = Child(
             "neighbour",
             [*NEIGHBOUR_COMMAND, str(settings.processors), str(size), *sorted(gpus)],

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 
 from tailgate.analysis.records.documents import write_json
 from tailgate.loadtests.experiments.checks import same_kind_of_device
-from tailgate.loadtests.experiments.model import OwnArm
+from tailgate.loadtests.experiments.model import ManagedArm
 from tailgate.loadtests.external.grpc_channel import open_channel
 from tailgate.loadtests.trials.context import RunError, StartError, TrialContext
 from tailgate.loadtests.trials.machines import MonitorProcess
@@ -40,7 +40,7 @@ _LISTENING = TypeAdapter(Listening).validate_json
 class _Replica:
     """One server process, from launch to ready. It has a channel once its port is known."""
 
-    arm: OwnArm
+    arm: ManagedArm
     name: str
     child: Child
     deadline: float
@@ -64,7 +64,7 @@ class Replicas:
         """Start every replica and wait until it is warm, in an order drawn from the seed: no arm always goes first."""
         experiment = self._trial.experiment
         self._trial.status.phase = "starting arms"
-        every = [(arm, name) for arm in experiment.own_arms for name in arm.replica_names]
+        every = [(arm, name) for arm in experiment.managed_arms for name in arm.replica_names]
         rng = np.random.default_rng([experiment.seed, self._trial.number])
         waiting = [every[index] for index in rng.permutation(len(every))]
         while waiting or not all(replica.ready for replica in self._replicas.values()):
@@ -79,7 +79,7 @@ class Replicas:
         self._trial.facts.ready_ns = now_ns()
         self._trial.write_facts()
 
-    def _launch(self, arm: OwnArm, name: str) -> None:
+    def _launch(self, arm: ManagedArm, name: str) -> None:
         trials, security = self._trial.experiment.trials, self._trial.experiment.security
         # With the logs: an arm called "generator" must not pass for the account of a load process.
         config_path = self._trial.logs / f"{name}.json"
@@ -148,7 +148,7 @@ class Replicas:
                 raise RunError(f"{replica.name} does not report what it runs: see {replica.child.log_path}")
             self.snapshots[replica.name] = snapshot
         self._trial.facts.startup = {
-            arm.name: start_up([self.snapshots[name] for name in arm.replica_names]) for arm in experiment.own_arms
+            arm.name: start_up([self.snapshots[name] for name in arm.replica_names]) for arm in experiment.managed_arms
         }
         self._trial.write_facts()
         if not experiment.compare_models:
@@ -157,7 +157,7 @@ class Replicas:
     @property
     def targets(self) -> dict[str, tuple[str, ...]]:
         """Return host:port of every replica of each arm."""
-        arms = self._trial.experiment.own_arms
+        arms = self._trial.experiment.managed_arms
         return {arm.name: tuple(self._replicas[name].target for name in arm.replica_names) for arm in arms}
 
     @property

@@ -35,7 +35,7 @@ Question = inference_pb2.GenerateRequest | inference_pb2.EmbedRequest
 def questions(experiment: Experiment, *, trial: int, vocab_size: int) -> list[Question]:
     """Return fresh random prompts, spread evenly over orders of magnitude up to what every arm takes."""
     rng = np.random.default_rng([experiment.seed, trial, PROMPTS])
-    engines = [arm.engine for arm in experiment.own_arms]
+    engines = [arm.engine for arm in experiment.managed_arms]
     longest = min(engine.max_prompt_tokens for engine in engines)
     tokens = min(TOKENS, *(engine.max_new_tokens for engine in engines))
     asked: list[Question] = []

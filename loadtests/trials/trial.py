@@ -209,7 +209,7 @@ class Trial:
         number = context.number if expected is None else 1
         prompts = questions(experiment, trial=number, vocab_size=vocab_size)
         first = experiment.control.replica_names[0]
-        arms = {name: arm.name for arm in experiment.own_arms for name in arm.replica_names}
+        arms = {name: arm.name for arm in experiment.managed_arms for name in arm.replica_names}
         answers = self._replicas.answers(prompts)
         if expected is not None and not isinstance(given := answers.get(first, ""), str):
             expected.setdefault(first, given)  # for the trials of arms that are not there together with the control

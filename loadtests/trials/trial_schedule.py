@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tailgate.loadtests.experiments.model import Experiment, ExperimentArm, OwnArm
+from tailgate.loadtests.experiments.model import Experiment, ExperimentArm, ManagedArm
 from tailgate.loadtests.monitor.gpus import device_name
 from tailgate.loadtests.traffic.drawing import Source, build_schedule, read_source
 from tailgate.loadtests.traffic.schedule import Schedule
@@ -21,7 +21,7 @@ def source_of(experiment: Experiment) -> Source:
 
 def draw(experiment: Experiment, source: Source, trial: int, rates: Sequence[float] = ()) -> Schedule:
     """Draw the schedule of trial number `trial`, for a saturation search at these `rates`. Raises ConfigError."""
-    engines = [arm.engine for arm in experiment.own_arms]
+    engines = [arm.engine for arm in experiment.managed_arms]
     if experiment.external_arms:
         engines.append(experiment.engine)
     return build_schedule(
@@ -45,7 +45,7 @@ def devices_of(experiment: Experiment, trial: int) -> dict[str, str]:
     the next. In each group of as many trials as there are GPUs every arm has every GPU once, in an order drawn from the
     seed.
     """
-    given = {arm.name: arm.model.device for arm in experiment.own_arms}
+    given = {arm.name: arm.model.device for arm in experiment.managed_arms}
     # `cuda` and cuda:0 are one GPU, called as the first arm on it calls it.
     first: dict[str, str] = {}
     gpu_of = {name: first.setdefault(device_name(at), at) for name, at in given.items() if at.startswith("cuda")}
@@ -62,7 +62,7 @@ def in_trial(experiment: Experiment, trial: int) -> Experiment:
     """Return the experiment with its arms on the devices of trial number `trial`."""
     devices = devices_of(experiment, trial)
     arms: list[ExperimentArm] = [
-        arm.replace(model=arm.model.replace(device=devices[arm.name])) if isinstance(arm, OwnArm) else arm
+        arm.replace(model=arm.model.replace(device=devices[arm.name])) if isinstance(arm, ManagedArm) else arm
         for arm in experiment.arms
     ]
     return experiment.model_copy(update={"arms": tuple(arms)})  # of a part, too

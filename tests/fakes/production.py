@@ -60,7 +60,7 @@ class Production:
         with contextlib.ExitStack() as stack:
             for arm in self.arms:
                 config = self.folder / f"{arm}.json"
-                own = next(item for item in load("demo").own_arms if item.name == arm)
+                own = next(item for item in load("demo").managed_arms if item.name == arm)
                 config.write_text(json.dumps(own.config.to_dict()))
                 words = ["--config", str(config), "--replica", f"{arm}-0", "--warmup-s", "0.1"]
                 starting = spawned("tests.fakes.arm", *words, *self.flags.get(arm, ()))

@@ -62,7 +62,7 @@ def test_what_init_writes_is_checked_and_can_pass(
     assert (code, found["name"], found["can_pass"]) == (0, "canary", True), found
     assert sorted(path.name for path in Path().iterdir()) == ["canary.toml", "experiment.schema.json"]
     experiment = load("canary.toml")
-    if own := experiment.own_arms:
+    if own := experiment.managed_arms:
         assert experiment.traffic.design == ("switchback" if gpus == 1 else "mirrored")
         assert len({arm.model.device for arm in own}) == (2 if gpus == 2 else 1)
     assert ("--p99-ms" in flags) == bool(experiment.slo)
@@ -93,7 +93,7 @@ def test_init_reads_the_limits_of_a_model_in_a_folder(
         return
     run_command(capsys, *flags)
     assert all(word in Path("of/canary.toml").read_text() for word in words)
-    assert {arm.config.model.id for arm in load("of/canary.toml").own_arms} == {str(Path("model").resolve())}
+    assert {arm.config.model.id for arm in load("of/canary.toml").managed_arms} == {str(Path("model").resolve())}
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_own_and_external_arms_may_be_mixed_and_written_back() -> None:
     two = {**VLLM, "address": ["http://a:1/v1", "http://b:1/v1"], "openai": {"endpoint": "chat", "extra": {"top_k": 1}}}
     found = experiment(EAGER, two, {**TRITON, "token_env": "T", "oip": {"batched": True}})
     assert [arm.kind for arm in found.arms] == ["tailgate", "openai", "oip"]
-    assert [arm.name for arm in found.own_arms] == ["eager"]
+    assert [arm.name for arm in found.managed_arms] == ["eager"]
     assert found.external_arms[0].replica_names == ("vllm-0", "vllm-1")
     assert from_table(to_table(found)) == found
 
@@ -132,7 +132,7 @@ def test_experiments_that_an_external_arm_cannot_join_are_refused(settings: dict
     assert says in refusal(ConfigError, experiment, EAGER, VLLM, **settings)
 
 
-def test_external_keys_on_an_own_arm_ask_for_the_kind() -> None:
+def test_external_keys_on_an_managed_arm_ask_for_the_kind() -> None:
     said = refusal(ConfigError, experiment, {**EAGER, "address": "http://a/v1"}, VLLM)
     assert "arms.eager.address is for a server that already runs: add kind" in said
 
