@@ -28,10 +28,6 @@ _GENERATES = ("CausalLM", "LMHead", "ForConditionalGeneration")  # in the names 
 _positive = number(float, 1e-3, 1e6)
 
 
-def _objective(text: str) -> float | None:
-    return None if text == "none" else _positive(text)
-
-
 def command(
     path: Annotated[str, typer.Argument(metavar="[PATH]", help="The file to write.")] = "my.toml",
     model: Annotated[
@@ -92,7 +88,8 @@ def command(
         check_model(model, key="--model")
     rate = _asked(rate, "--rate", "requests/s that one replica gets", "4", _positive)
     if p99_ms is None and not urls and _is_asked():
-        p99_ms = _asked(None, "--p99-ms", "p99 TTFT in ms that users accept, or none", "none", _objective)
+        question = "p99 TTFT in ms that users accept, or none"
+        p99_ms = _asked(None, "--p99-ms", question, "none", lambda text: None if text == "none" else _positive(text))
     text = written(path, model, urls, rate, p99_ms)
     try:
         from_table(parse_toml(text, path))

@@ -11,8 +11,9 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TextIO
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
+from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from tailgate.loadtests.external.log_tail import LogTail
@@ -71,7 +72,8 @@ def displayed(
                     phase, shown_at = status.phase, elapsed
                     parts = parts_of(status, elapsed)
                     if live is not None:
-                        live.update(Text("\n".join(parts)), refresh=True)
+                        bar = [ProgressBar(status.planned, status.load.finished, width=60)] if status.planned else []
+                        live.update(Group(Text("\n".join(parts)), *bar), refresh=True)
                     else:
                         console.print(" · ".join(parts))
                 for note in status.notes[notes:]:

@@ -67,6 +67,16 @@ def test_a_closed_stream_does_not_break_the_run() -> None:
     assert out.closed
 
 
+def test_a_terminal_shows_a_bar_of_the_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    out = io.StringIO()
+    out.isatty = lambda: True  # type: ignore[method-assign]
+    with displayed(Status(phase="traffic", planned=4, load=Load(finished=1)), stream=out):
+        pass
+    assert "1/4 requests" in out.getvalue()
+    assert "━" * 10 in out.getvalue()
+
+
 @pytest.mark.parametrize("verbosity", [-1, 0, 1])
 def test_every_phase_and_note_is_shown_once_and_with_verbose_what_the_processes_log(
     verbosity: int, tmp_path: Path
