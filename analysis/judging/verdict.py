@@ -27,7 +27,6 @@ def headline(arms: Mapping[str, str], gates: Sequence[Gate], checks: Sequence[Ch
     """State the outcome in plain words, worst arm first. `arms` maps each judged arm to its verdict."""
     if not arms:
         return f"There is no arm to judge against {control}."
-    # Whatever else is true of a run that overloaded its arms, it is true of an overload.
     overloads = [check for check in checks if check.rule.rank == OVERLOADED and not check.ok]
     concerned = [None, *(arm for arm, verdict in arms.items() if verdict != PASS)]
     parts = [f"{check.reason} {check.remedy}" for check in overloads if check.arm in concerned and len(concerned) > 1]
@@ -55,16 +54,18 @@ def headline(arms: Mapping[str, str], gates: Sequence[Gate], checks: Sequence[Ch
 
 
 def _open_reason(gates: Sequence[Gate], checks: Sequence[Check]) -> str:
-    """Return the reason of the worst failed check that keeps a gate open, else of the first open gate."""
+    """Return the reason of the worst failed check that keeps a gate open (of machines, the gate's), else of a gate."""
     open_gates = [gate for gate in gates if gate.verdict == INCONCLUSIVE]
     found = [check for gate in open_gates for check in blocking(gate, checks)]
     # An overload is reported before all arms.
     others = [check for check in found if check.rule.rank != OVERLOADED]
     if others:
         worst = min(others, key=partial(_urgency, checks))
+        seen = [gate.reason for gate in open_gates if gate.caveat and worst.check in gate.blocked_by]
+        reason = seen[0] if seen and worst.rule.rank == MACHINES else worst.reason
         stuck = sorted({gate_label(gate.gate) for gate in open_gates if gate.unseen})
         never = f"A longer run does not decide {listed(stuck)}." if stuck else ""
-        return " ".join(filter(None, (worst.reason, worst.remedy if worst.rule.rank == TOO_SHORT else "", never)))
+        return " ".join(filter(None, (reason, worst.remedy if worst.rule.rank == TOO_SHORT else "", never)))
     if found:
         return "The load was too high."
     return open_gates[0].reason if open_gates else "No gate was judged."

@@ -70,6 +70,15 @@ class TestWords:
             text = headline({"compiled": "INCONCLUSIVE"}, gates, checks, "eager")
             assert text == f"This run cannot decide whether compiled may replace eager: {leads}"
 
+    def test_headline_of_a_gate_that_machines_keep_open_says_what_was_seen_and_would_be(self):
+        decided = gate(verdict="INCONCLUSIVE", blocked_by=("machine speed",), caveat="It would be PASS, but …")
+        decided = replace(decided, reason="It is 0.55 times as long. It would be PASS, but …")
+        gates = [gate("slo", "INCONCLUSIVE", blocked_by=("machine speed",)), decided]
+        text = headline(
+            {"compiled": "INCONCLUSIVE"}, gates, [check(name="machine speed", reason="Speed fell.")], "eager"
+        )
+        assert text == f"This run cannot decide whether compiled may replace eager: {decided.reason}"
+
     def test_headline_names_the_gates_that_a_longer_run_does_not_decide(self):
         unseen = gate("parity", "INCONCLUSIVE", unseen="raise parity.prompts")
         gates = [gate(verdict="INCONCLUSIVE", blocked_by=("blocks",)), unseen]
