@@ -278,14 +278,14 @@ def _detectable_s(server: Server, limits: Floats) -> float:
 
 def held_first_tokens(requests: Requests, server: Server) -> Silences:
     """Find when the server gave no first token, though running answers may have gone on. A stall begins when one was
-    due, by the median, and lasts 1 s; three requests wait at its end."""
+    due, by the median; it lasts 1 s and twice what chance explains, and three requests wait at its end."""
     first = requests.first_ns[server.rows]
     waiting = replace(server, ended=server.begun, signs=_signs(np.sort(first[first > 0])), fine=windows_of(()))
     found = silences_of(waiting)
-    lengths = found.end_ns - found.start_ns
+    lengths, together = found.end_ns - found.start_ns, waiting.in_flight(found.end_ns - _EDGE_NS) >= _WAITING
     usual_ns = np.int64(np.median(lengths)) if lengths.size else 0
-    held = found.stall & (lengths - usual_ns >= _ALONE_NS)
-    held[held] = waiting.in_flight(found.end_ns[held] - _EDGE_NS) >= _WAITING
+    held = found.stall & together & (lengths - usual_ns >= _ALONE_NS)
+    held &= lengths > 2 * lengths[together & ~found.stall].max(initial=0)
     return replace(found, start_ns=found.start_ns + held * usual_ns, stall=held)
 
 
