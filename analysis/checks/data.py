@@ -33,8 +33,8 @@ def _least(run: Run) -> str:
 
 
 def _fewer(run: Run, arm: str) -> str:
-    """Return whose requests limit the comparison: of separate runs, the arm with fewer."""
-    return min((arm, run.control), key=lambda one: int(run.of_arm(one).sum())) if run.separate else arm
+    both = (arm, run.control) if run.separate else (arm,)  # of separate runs, the one with fewer steady requests limits
+    return min(both, key=lambda one: int(run.steady(run.of_arm(one) & run.usable, both).sum()))
 
 
 def _of(seen: Evidence, arm: str) -> list[Comparison]:

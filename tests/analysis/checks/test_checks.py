@@ -92,6 +92,13 @@ def stopped(*, joined: bool = False, **facts: Any) -> list[str]:
     return faults_of(complete.missing, **run)
 
 
+def test_of_separate_runs_the_one_with_fewer_steady_requests_is_named() -> None:
+    """Both sent as many: compiles delayed some of b's."""
+    steady = {"a": np.ones(9, dtype=bool), "b": np.arange(9) < 6}
+    run: Any = SimpleNamespace(separate=True, control="b", usable=True, of_arm=steady.get, steady=lambda own, _: own)
+    assert data._fewer(run, "a") == "b"
+
+
 def uneven(*, open_loop: bool) -> list[str]:
     """Return what is missing of mirrored arms of which one has 900 requests and the other 9."""
     run = {"infos": [], "arms": ("a", "b"), "in_turn": False, "planned": {}, "copied": True, "ended_arms": {}}
