@@ -33,9 +33,9 @@ def parts_of(status: Status, elapsed_s: float) -> list[str]:
     if not load.arms and not load.finished:
         return parts + [f"{name}: {state.text()}" for name, state in status.replicas.items()]
     of = f"/{status.planned}" if status.planned else ""
-    parts.append(f"{load.finished}{of} requests" + (f", {load.failed} failed" if load.failed else ""))
+    parts.append(f"{load.finished}{of} requests of all arms" + (f", {load.failed} failed" if load.failed else ""))
     parts += [
-        f"{name} "
+        f"{name}, last 10 s: "
         + ("" if arm.ttft_p50_ms is None else f"ttft p50 {_ms(arm.ttft_p50_ms)} p99 {_ms(arm.ttft_p99_ms)} ")
         + f"e2e p99 {_ms(arm.e2e_p99_ms)}"
         for name, arm in load.arms.items()

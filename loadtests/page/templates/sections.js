@@ -131,7 +131,7 @@ function showFacts({ now, interim, run, series }) {
     at("[data-facts]"),
     fact("Phase", now.phase || DASH, now.detail),
     fact("Since the start", isNumber(now.at_ns) && isNumber(now.began_ns) ? clock((now.at_ns - now.began_ns) / 1e9) : DASH, now.trials > 1 ? `trial ${now.trial} of ${now.trials}` : ""),
-    fact("Requests", count(now.finished), now.planned ? `of ${count(now.planned)}${now.failed ? `, ${count(now.failed)} failed` : ""}` : now.failed ? `${count(now.failed)} failed` : ""),
+    fact("Requests of all arms", count(now.finished), now.planned ? `of ${count(now.planned)}${now.failed ? `, ${count(now.failed)} failed` : ""}` : now.failed ? `${count(now.failed)} failed` : ""),
     fact("In flight", count(inflight)),
     fact("Generator lag", ms(now.lag_ms), isNumber(run?.max_lag_ms) ? `p99, ${late ? "above the limit of" : "limit"} ${ms(run.max_lag_ms)}` : "p99"),
     likely(now, interim, run, outlooks),
@@ -176,7 +176,7 @@ function showCards(seen) {
       const stages = [...new Set(replicas.map((one) => one.text || one.stage))];
       const pairs = [
         ...(streams ? [["p99 TTFT", ms(own.ttft_p99_ms), "last 10 s"]] : []),
-        ["p99 E2E", ms(own.e2e_p99_ms), streams ? "" : "last 10 s"],
+        ["p99 E2E", ms(own.e2e_p99_ms), "last 10 s"],
         ["In flight", count(own.inflight), ""],
         ["Done", count(own.finished), own.failed ? `${count(own.failed)} failed` : ""],
         ["Compiles while serving", arm.reports_compiles ? count(built?.serving ?? 0) : DASH, built?.serving ? sec(built.serving_s) : ""],

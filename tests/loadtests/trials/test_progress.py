@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tailgate.analysis.judging.alarms import ServedCompile
 from tailgate.analysis.records.documents import content_of
+from tailgate.loadtests.generator.histogram import ArmTally
 from tailgate.loadtests.generator.load_log import LoadLog
 from tailgate.loadtests.trials.live_page import live_page
 from tailgate.loadtests.trials.progress import displayed, parts_of
@@ -52,7 +53,15 @@ def test_a_line_shows_requests_quantiles_and_replicas(monkeypatch: pytest.Monkey
         "naive-2": ReplicaState(stage="serving", compiling=compiling),
     }
     line = " · ".join(parts_of(status, 65.0))
-    for words in ("[1:05]", "3 of 9 s", "5/40 requests", "1 failed", "p50 9.3 ms", "p99 250 ms", "p99 12.35 s"):
+    for words in (
+        "[1:05]",
+        "3 of 9 s",
+        "5/40 requests of all arms, 1 failed",
+        f"last {ArmTally.RECENT_NS / 1e9:g} s: ",
+        "p50 9.3 ms",
+        "p99 250 ms",
+        "p99 12.35 s",
+    ):
         assert words in line
     for words in ("naive-0 is dead", "naive-2 is compiling for 12 s (2x64)"):
         assert words in line
