@@ -99,11 +99,9 @@ def _judged(
             "serve both in float32, lower parity.tokens, or raise parity.max_different to what equal servers show"
         )
         return INCONCLUSIVE, f"{seen}: {why}.", share
-    limit = f"(a PASS needs at most {percent(allowed + MOST_HIDDEN)})"
-    may = f": up to {percent(hidden)} of other prompts could differ {limit}."
-    if hidden <= allowed + MOST_HIDDEN:
-        return PASS, f"{seen}{may}", share
-    return INCONCLUSIVE, f"{seen}, but only {counted(of, 'distinct answer')} count{may}{_MORE}", share
+    limit = f"a PASS needs at most {percent(allowed + MOST_HIDDEN)}"
+    seen += f", {counted(of, 'distinct answer')}: up to {percent(hidden)} of other prompts could differ ({limit})."
+    return (PASS, seen, share) if hidden <= allowed + MOST_HIDDEN else (INCONCLUSIVE, f"{seen}{_MORE}", share)
 
 
 def _useless(arm: str, whole: Sequence[Four]) -> str:
