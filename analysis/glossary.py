@@ -68,7 +68,7 @@ GLOSSARY: Final[Mapping[str, str]] = {
     "longest compile stall": "The longest time that compiles delayed one request.",
     "compile stall per minute": "Seconds of each minute in which a replica compiled while requests waited.",
     "requests hit": "Requests that a compile delayed.",
-    "backlog": "Requests that queued during a compile and were still late after it.",
+    "backlog": "Requests that arrived after a compile while its queue lasted: none of them counts as hit by it.",
     "spike": "A stretch in which requests took much longer than their lengths explain.",
     "padding": "Positions that an arm computes only to reach a compiled shape.",
     "prefill": "Reading prompts, which yields their first tokens and, in the same step, one of every running answer.",

@@ -102,9 +102,8 @@ def missing(seen: Evidence) -> Iterator[Check]:
         # Each arm had requests of its own, so that what a treatment lacks concerns no other.
         for arm, count in counts.items():
             lacking = missing_requests({arm: count}, {arm: run.planned.get(arm, 0)})
-            go_on = None
-            if not run.trials_of(arm):
-                go_on = "Search again with another seed, and judge both: tailgate analyze RUN RUN."
+            again = "Search again with another seed, and judge both: tailgate analyze RUN RUN."
+            go_on = None if run.trials_of(arm) else again
             yield missing.found(lacking, arm=None if arm == run.control else arm, remedy=go_on)
     else:
         closed = run.reported_open_loop is False and not run.planned

@@ -10,26 +10,17 @@ import numpy as np
 from tailgate.analysis.checks.check import TAIL, TOO_SHORT, Check, Evidence, rule
 from tailgate.analysis.judging.gates import FAIL, PASS
 from tailgate.analysis.judging.gates.latency import noninferiority_name
-from tailgate.analysis.judging.paths import shortest_s
 from tailgate.analysis.run.run import Run
 from tailgate.analysis.run.slo import failures, judge_share, units
 from tailgate.analysis.settings.metrics import quantile_label
 from tailgate.analysis.statistics.compare import TAIL_REQUESTS, Comparison, tail_requests
-from tailgate.analysis.statistics.dependence import FEWEST_GROUPS
 from tailgate.analysis.statistics.machines import disagreement
-from tailgate.analysis.wording import counted, duration_text
+from tailgate.analysis.wording import counted
 
 # Limits are widened for drift. A drift so slow that neighbours are nearly equal cannot be estimated.
 MOST_CORRELATION = 0.7
 # Few machines show little, so that differences count from here on (as is usual of Cochran's Q).
 DISAGREE_ALPHA = 0.1
-
-
-def _least(run: Run) -> str:
-    what = "both runs to last" if run.separate else "a run of"
-    seconds, has_s = shortest_s(run), min(sum(trial.seconds for trial in run.trials_of(arm)) for arm in run.arms)
-    least = "about" if run.limits.sequential else "at least"  # interim analyses see a large effect sooner
-    return f"A PASS needs {what} {least} {duration_text(seconds)}." if seconds > has_s else ""
 
 
 def _fewer(run: Run, arm: str) -> str:
@@ -57,14 +48,10 @@ def blocks(seen: Evidence) -> Iterator[Check]:
             of_arms = [sum(trial.blocks for trial in run.trials_of(name)) for name in run.arms]
             usable["slo"] = min(of_arms) if run.separate else run.blocks
         short = {kind: count for kind, count in usable.items() if count < limits.min_blocks}
-        bars = any(item.needed_blocks == FEWEST_GROUPS for item in _of(seen, arm))
-        need = f"Error bars need {FEWEST_GROUPS} and a verdict" if bars else "A verdict needs"
-        faults = [
-            f"{need} {limits.min_blocks} usable blocks of {run.block_s:g} s after the cold start (gates.min_blocks); "
-            f"{_fewer(run, arm)} has {count}"
-            for count in sorted(short.values())[:1]
-        ]
-        yield blocks.found(faults, arm=arm, opens=tuple(short), remedy=_least(run))
+        has = min(short.values(), default=0)
+        need = f"{limits.min_blocks} usable blocks of {run.block_s:g} s after the cold start (gates.min_blocks)"
+        faults = [f"A verdict needs {need}; {_fewer(run, arm)} has {has}"] if short else []
+        yield blocks.found(faults, arm=arm, opens=tuple(short))
 
 
 @rule(
@@ -79,7 +66,7 @@ def tail_size(seen: Evidence) -> Iterator[Check]:
     for arm in run.treatments if run.limits.sequential or not seen.search else ():
         requests = min((item.requests for item in _of(seen, arm)), default=0)
         fault = f"p{100 * quantile:.10g} needs {counted(needed, 'steady request')}; {_fewer(run, arm)} has {requests}"
-        yield tail_size.found([fault] if requests < needed else [], arm=arm, remedy="" if seen.search else _least(run))
+        yield tail_size.found([fault] if requests < needed else [], arm=arm)
 
 
 @rule(

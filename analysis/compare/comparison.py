@@ -271,12 +271,8 @@ def compare_runs(
     summary = summary_of(run, judge(run, given))
     summary["created"] = moment(min(trial.first_ns for trial in run.trials_of(CANDIDATE)))
     advice, own = summary["advice"], candidate / "experiment.toml"  # which commands read, and settings are in
-    rows = [
-        (advice, "text"),
-        *((row, "text") for row in advice["remedies"]),
-        *((row, "reason") for row in summary["gates"]),
-    ]
-    for row, key in rows:
+    for row in (advice, *advice["remedies"], *summary["gates"]):
+        key = "text" if "text" in row else "reason"
         text = row[key].replace(f"--arm {CANDIDATE}", f"--arm {own_name}").replace("experiment.toml", str(own))
         row[key] = text.replace(f"arms.{CANDIDATE}.", f"arms.{own_name}.")
     return summary
@@ -295,7 +291,7 @@ def _speed(run: Run, *, trusted: bool) -> Check:
     machines = {text_of(trial.info, "machine") for trial in run.trials}
     same_machine = len(machines) == 1 and machines != {""}
     known = trusted or (same_machine and not external) or (bool(differences) and one.keys() == two.keys())
-    row: dict[str, Any] = {"arm": CANDIDATE, "opens": ("noninferiority", "goodput")}
+    row: dict[str, Any] = {"arm": CANDIDATE, "opens": ("noninferiority",)}
     if not known:
         fault = "No reference shows that the machines of both runs were equally fast"
         remedy = "Give --trust-machines if both runs had the same machines."

@@ -121,9 +121,7 @@ def _ended(search: Mapping[str, Any]) -> str:
     minutes = ""
     if spent is not None and budget is not None:
         minutes = f" after {digits(spent / 60.0)} of {digits(budget / 60.0)} minutes"
-    return (
-        f"The search ended{minutes}: {search['stop']}." if search.get("stop") else f"The search was cut off{minutes}."
-    )
+    return f"The search {f'ended{minutes}: {stop}' if (stop := search.get('stop')) else f'was cut off{minutes}'}."
 
 
 def objective_of(run: Run) -> str:

@@ -109,9 +109,7 @@ def _by_machine(
 
 def description(item: Comparison) -> str:
     """Describe the observed ratio in a sentence that decides nothing."""
-    if item.low is None and item.high is None:
-        return without_bars(item)
-    return f"{seen_text(item)} ({limits_text(item.low, item.high)})."
+    return without_bars(item) if item.lacks else f"{seen_text(item)} ({limits_text(item.low, item.high)})."
 
 
 def compared(run: Run, arm: str, metric: str, samples: tuple[Sample, Sample], qs: Sequence[float]) -> list[Comparison]:
@@ -127,8 +125,10 @@ def compared(run: Run, arm: str, metric: str, samples: tuple[Sample, Sample], qs
             day_spread=run.limits.day_spread,
         )
     else:
-        spread, machines = start_spread(run, arm), run.machines.of_trial
-        items = compare(*samples, qs=qs, margin=margin, alpha=alpha, restart_spread=spread, machines=machines)
+        spread, machines, least = start_spread(run, arm), run.machines.of_trial, run.limits.min_blocks
+        items = compare(
+            *samples, qs=qs, margin=margin, alpha=alpha, restart_spread=spread, machines=machines, min_blocks=least
+        )
         if not all(map(len, samples)):
             why = f"none past the cold start of {run.limits.cold_s:g} s that no compile delayed"
             items = [replace(item, obstacle=f"{item.obstacle}, {why}") for item in items]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from tailgate.analysis.checks.applied import apply_checks
 from tailgate.analysis.checks.check import Check
@@ -18,7 +19,7 @@ from tailgate.analysis.judging.gates.compiles import (
     delayed_text,
     eager_gates,
 )
-from tailgate.analysis.judging.gates.latency import latency_gate, with_needed
+from tailgate.analysis.judging.gates.latency import latency_gate, needed_text, with_needed
 from tailgate.analysis.judging.gates.memory import Peaks, memory_gates, memory_of
 from tailgate.analysis.judging.gates.objectives import death_gates, error_gates, objective_gate, refused_gates
 from tailgate.analysis.judging.gates.parity import parity_gates
@@ -93,6 +94,6 @@ def judge(run: Run, given: Sequence[Check] = (), *, at_end: bool = True) -> Judg
         machine_verdict=machine_verdict(machines, checks, run.trial_name),
         verdicts=verdicts,
         overall=combined(list(verdicts.values())),
-        headline=headline(verdicts, gates, checks, run.control),
-        advice=advise(gates, checks, external=external),
+        headline=headline(verdicts, gates, checks, run.control, partial(needed_text, run)),
+        advice=advise(gates, checks, external=external, needs=needed_text(run, 0.0)),
     )

@@ -102,6 +102,8 @@ def with_evidence(
     known = len(groups) > 0
     whole = item.whole if path.value is None else path.value
     low, high = _limits(limits, path)
+    so_far = f"{counted(len(groups), 'group')} of blocks so far"
+    why = so_far if known or item.needed_blocks else item.obstacle or so_far
     seen = replace(
         item,
         low=low if known and low > 0 else None,
@@ -111,7 +113,7 @@ def with_evidence(
         p_inferior=None,
         autocorrelation=None,
         groups=len(groups),
-        obstacle=None if known else item.obstacle,
+        obstacle=None if known and (low > 0 or math.isfinite(high)) else why,
         # Of shares that differ, a block's own quantile is that of the larger one.
         ratio=item.ratio if exchange == "arms" else whole,
         verdict=path.outcome or "INCONCLUSIVE",
@@ -202,10 +204,8 @@ def exchange_of(run: Run, arm: str) -> Exchange:
 
 
 def _reason(item: Comparison, path: Path) -> str:
-    if item.ratio is None or path.value is None:
-        return without_bars(replace(item, ratio=None, obstacle=item.obstacle or "no group of blocks is whole"))
-    if item.low is None and item.high is None:
-        return without_bars(replace(item, obstacle=f"{counted(item.groups, 'group')} of blocks so far"))
+    if item.lacks or item.ratio is None:
+        return without_bars(item)
     bound = 1.0 + item.margin
     places = enough(bound, (item.ratio, item.low, item.high), fixed, 2)
     seen, limit = seen_text(item, places), fixed(bound, places)

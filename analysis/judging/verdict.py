@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,6 +12,7 @@ from tailgate.analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate
 from tailgate.analysis.settings.metrics import gate_label
 from tailgate.analysis.wording import duration_text, listed
 
+Needs = Callable[[float], str]  # what a PASS needs of the run, where gates need so many seconds
 # In the order in which failures are reported: what others may follow from comes first.
 KIND_ORDER = ("parity", "recompile", "error", "noninferiority", "goodput", "slo", "memory", "ramp")
 
@@ -23,7 +24,9 @@ def combined(verdicts: Sequence[str]) -> str:
     return PASS if verdicts and set(verdicts) == {PASS} else INCONCLUSIVE
 
 
-def headline(arms: Mapping[str, str], gates: Sequence[Gate], checks: Sequence[Check], control: str) -> str:
+def headline(
+    arms: Mapping[str, str], gates: Sequence[Gate], checks: Sequence[Check], control: str, needs: Needs
+) -> str:
     """State the outcome in plain words, worst arm first. `arms` maps each judged arm to its verdict."""
     if not arms:
         return f"There is no arm to judge against {control}."
@@ -39,7 +42,7 @@ def headline(arms: Mapping[str, str], gates: Sequence[Gate], checks: Sequence[Ch
             reason = first.reason.replace(f" {first.allowance}", "") if first.allowance else first.reason
             parts.append(f"{arm} must not replace {control}: {reason}")
         elif verdict == INCONCLUSIVE:
-            undecided.setdefault(_open_reason(own, checks), []).append(arm)
+            undecided.setdefault(_open_reason(own, checks, needs), []).append(arm)
         else:
             ratios = [gate for gate in own if gate.kind == "noninferiority" and gate.high is not None]
             most = max((gate.high or 0.0 for gate in ratios), default=0.0)
@@ -53,7 +56,7 @@ def headline(arms: Mapping[str, str], gates: Sequence[Gate], checks: Sequence[Ch
     return " ".join([*parts, *passed])
 
 
-def _open_reason(gates: Sequence[Gate], checks: Sequence[Check]) -> str:
+def _open_reason(gates: Sequence[Gate], checks: Sequence[Check], needs: Needs) -> str:
     """Return the reason of the worst failed check that keeps a gate open (of machines, the gate's), else of a gate."""
     open_gates = [gate for gate in gates if gate.verdict == INCONCLUSIVE]
     found = [check for gate in open_gates for check in blocking(gate, checks)]
@@ -65,7 +68,8 @@ def _open_reason(gates: Sequence[Gate], checks: Sequence[Check]) -> str:
         reason = seen[0] if seen and worst.rule.rank == MACHINES else worst.reason
         stuck = sorted({gate_label(gate.gate) for gate in open_gates if gate.unseen})
         never = f"A longer run does not decide {listed(stuck)}." if stuck else ""
-        return " ".join(filter(None, (reason, worst.remedy if worst.rule.rank == TOO_SHORT else "", never)))
+        longest = max(gate.needed_s or 0.0 for gate in open_gates)
+        return " ".join(filter(None, (reason, needs(longest) if worst.rule.rank == TOO_SHORT else "", never)))
     if found:
         return "The load was too high."
     return open_gates[0].reason if open_gates else "No gate was judged."
@@ -134,17 +138,19 @@ _OF_EXTERNAL = {
 }
 
 
-def advise(gates: Sequence[Gate], checks: Sequence[Check], *, external: Mapping[str, str] = {}) -> Advice:
+def advise(
+    gates: Sequence[Gate], checks: Sequence[Check], *, external: Mapping[str, str] = {}, needs: str = ""
+) -> Advice:
     """Say what would decide the open gates of arms that have not failed, and how to fix the failed ones.
 
-    Failed checks come first, and with them only the shortest run that can PASS if a longer one with the same fault
-    stays open. `external` has the requests that compiles delayed, in words, of each external arm.
+    Failed checks come first, and with them only the shortest run that can PASS, `needs`, if a longer one with the same
+    fault stays open. `external` has the requests that compiles delayed, in words, of each external arm.
     """
     failed = sorted({gate.arm for gate in gates if gate.verdict == FAIL})
     undecided = [gate for gate in gates if gate.verdict == INCONCLUSIVE and gate.arm not in failed]
     faults = [check for gate in undecided for check in blocking(gate, checks)]
     faults.sort(key=partial(_urgency, checks))
-    fixes = list(dict.fromkeys(check.remedy for check in faults if check.remedy and check.rule.rank != TOO_SHORT))
+    fixes = list(dict.fromkeys(check.remedy for check in faults if check.remedy))
     if len(fixes) > 2:
         fixes[2:] = ["*Checks of the run* in report.html lists what else to do."]
     # Machines may be quiet next time; another fault stays.
@@ -161,8 +167,8 @@ def advise(gates: Sequence[Gate], checks: Sequence[Check], *, external: Mapping[
         _filled(text, found[text], "" if len(found) > 1 else "the open gates")
         for text in (*lengths, *(text for text in found if text not in lengths))
     ]
-    if not lengths:
-        sentences += [check.remedy for check in faults if check.remedy and check.rule.rank == TOO_SHORT]
+    if not lengths and needs and any(check.rule.rank == TOO_SHORT for check in faults):
+        sentences.append(needs)
     if failed:
         sentences.append(f"A longer run cannot change the FAIL of {', '.join(failed)}.")
     return Advice(

@@ -82,8 +82,8 @@ class Brief:
 
     @property
     def first_step(self) -> str:
-        """What to do first, in a sentence; empty where there is a command, and where all passed."""
-        return "" if self.next else first_sentence(self.remedies[0][1] if self.remedies else self.decider)
+        """What to do first; empty where there is a command, and where all passed."""
+        return "" if self.next else first_sentence(self.remedies[0][1]) if self.remedies else self.decider
 
     @property
     def figure_names(self) -> list[str]:
@@ -204,9 +204,8 @@ def _of_gates(gates: Sequence[Gate]) -> Iterable[tuple[str, str, str]]:
     """Yield an arm's figures at a glance: its ratios and its counts of compiles."""
     for kind in ("noninferiority", "goodput"):
         for gate in (gate for gate in gates if gate.kind == kind):
-            name, bounds = gate.title.removeprefix("non-inferiority "), bounds_of(gate)
-            why = re.search(r"no error bars(?:: (\d+ of [^.]*))?", gate.reason)
-            yield name, value_of(gate), (why[1] or why[0]) if why else "" if bounds == DASH else bounds
+            bounds = gate.lacks or bounds_of(gate).removeprefix(DASH)
+            yield gate.title.removeprefix("non-inferiority "), value_of(gate), bounds
     by_name = {gate.gate: value_of(gate) for gate in gates}
     for name in _COUNTED:
         if name in by_name:

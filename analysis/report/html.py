@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -14,10 +14,10 @@ from pydantic_core import to_json
 
 from tailgate.analysis.judging.gates import ORDER
 from tailgate.analysis.records.schemas import EVENT_KINDS
-from tailgate.analysis.report.brief import MORE_IS_BETTER, ArmBrief, brief_of
+from tailgate.analysis.report.brief import MORE_IS_BETTER, brief_of
 from tailgate.analysis.report.rendering import environment, template_text
 from tailgate.analysis.settings.metrics import EMBED
-from tailgate.analysis.summary.model import Bins, Gate, Histogram, Summary
+from tailgate.analysis.summary.model import Bins, Histogram, Summary
 
 SCRIPTS = (
     "plot.js",
@@ -52,7 +52,9 @@ def html_report(document: Mapping[str, Any]) -> str:
     """Render report.html for the summary in `document`."""
     summary = Summary.of(document)
     brief = brief_of(summary)
-    first, rest = _gate_groups(brief.arms)
+    groups = [(arm, verdict, gates) for verdict in ORDER for arm in brief.arms if (gates := arm.of(verdict))]
+    # Failed gates, and those that keep an arm open.
+    first = [group for group in groups if group[1] != "PASS" and group[1] == group[0].gates[0].verdict]
     style, script = template_text("report.css"), bundle()
     return (
         environment()
@@ -67,21 +69,11 @@ def html_report(document: Mapping[str, Any]) -> str:
             trials=summary.design.trial_names,
             arms=brief.arms,
             first_gates=first,
-            other_gates=rest,
+            other_gates=[group for group in groups if group not in first],
             more_is_better=MORE_IS_BETTER,
             embeds=summary.task == EMBED,
         )
     )
-
-
-Group = tuple[ArmBrief, str, tuple[Gate, ...]]
-
-
-def _gate_groups(arms: Sequence[ArmBrief]) -> tuple[list[Group], list[Group]]:
-    """Group gates as (arm, verdict, gates): failed ones and those that keep an arm open, then the others."""
-    groups = [(arm, verdict, gates) for verdict in ORDER for arm in arms if (gates := arm.of(verdict))]
-    first = [group for group in groups if group[1] != "PASS" and group[1] == group[0].gates[0].verdict]
-    return first, [group for group in groups if group not in first]
 
 
 def chart_data(summary: Summary) -> dict[str, Any]:

@@ -54,9 +54,9 @@ def verdict_table(document: Mapping[str, Any], *, width: int = 100, experiment: 
         _print_answer(console, brief, summary)
     if brief.verdict:
         _print_judgement(console, brief)
-    for name, line in (*brief.notes, *((f"to fix {arm}", line) for arm, line in brief.remedies)):
-        console.print(_noted(name.lower(), line.replace("experiment.toml", experiment)))
-    for name, line in (("to decide", brief.decider), (f"n{brief.next_name[1:]}", brief.next)):
+    notes = [(name.lower(), line) for name, line in brief.notes]
+    notes += [(f"to fix {arm}", line) for arm, line in brief.remedies]
+    for name, line in (*notes, ("to decide", brief.decider), (f"n{brief.next_name[1:]}", brief.next)):
         if line:
             console.print(_noted(name, line.replace("experiment.toml", experiment)))
     assert isinstance(console.file, io.StringIO)

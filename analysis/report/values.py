@@ -35,12 +35,10 @@ def _of_numbers(show: Callable[..., str]) -> Callable[..., str]:
     return shown
 
 
-def _with(unit: str) -> Callable[..., str]:
-    return _of_numbers(lambda value, most=3: f"{digits(value, most)}{unit}")
-
-
 # With three significant digits, and commas between thousands: 8412.3 is "8,412", 0.4567 is "0.457".
-figure, seconds, percent, rate = map(_with, ("", " s", " %", " /s"))
+figure, seconds, percent, rate = (
+    _of_numbers(lambda value, most=3, unit=unit: f"{digits(value, most)}{unit}") for unit in ("", " s", " %", " /s")
+)
 count, byte_size = map(_of_numbers, ("{:,.0f}".format, bytes_text))
 
 

@@ -94,6 +94,19 @@ class Comparison:
     verdict: str = "INCONCLUSIVE"
     reason: str = ""
 
+    @property
+    def seen(self) -> float | None:
+        """The ratio; None of fewer blocks than limits need."""
+        return self.ratio if self.blocks >= FEWEST_GROUPS or self.low or self.high else None
+
+    @property
+    def lacks(self) -> str:
+        """Why there are no limits, in a few words: "120 of 500 steady requests"; empty where there are."""
+        needed = tail_requests(self.quantile)
+        few = f"{self.requests} of {needed} steady requests" if self.requests < needed else "too few slow requests"
+        why = self.obstacle or (few if self.ratio is not None else "a quantile is unknown")
+        return "" if self.ratio and (self.low or self.high) else why
+
 
 def with_limits(item: Comparison, limits: Limits) -> Comparison:
     """Add the ratio, its limits and its p-values to the comparison."""
@@ -138,6 +151,7 @@ def compare(
     alpha: float,
     restart_spread: float = RESTART_SPREAD,
     machines: Mapping[int, int] | None = None,
+    min_blocks: int = FEWEST_GROUPS,
 ) -> list[Comparison]:
     """Return one comparison of two samples for each quantile in `qs`, undecided (see `decide`).
 
@@ -145,7 +159,8 @@ def compare(
     lacks are left out. Limits are Student's t [1], below six trials widened for drift within a start, for the variance
     of starts, `restart_spread`, and for what differs between `machines`, which are numbered by trial. With no data,
     fewer than eight blocks, hardly a request beyond the quantile in each group, or latencies that are all equal there
-    is no test, and `obstacle` says so. Where the tail is too thin for that of blocks, `ratio` is that of the run.
+    is no test, and `obstacle` says so (a verdict takes `min_blocks`). Where the tail is too thin for that of blocks,
+    `ratio` is that of the run.
     """
     own, other, _, trial = in_shared_blocks(treatment, control)
     blocks, trials = len(trial), np.unique(trial)
@@ -177,7 +192,7 @@ def compare(
             machine_spread=math.sqrt(dependence.machine),
         )
     return [
-        item if item.ratio is None else _tested(item, arms[0], arms[1], group, dependence, machine[first])
+        item if item.ratio is None else _tested(item, arms[0], arms[1], group, dependence, machine[first], min_blocks)
         for item in _wholes(base, own, other, qs)
     ]
 
@@ -198,6 +213,7 @@ def _tested(
     unit: Ints,
     dependence: Dependence,
     machine: Ints,
+    min_blocks: int,
 ) -> Comparison:
     """Add limits to the item; `unit` numbers the group or trial of each block, `machine` that of each trial."""
     by_trial, bound = item.trials >= TRIALS_FOR_T_TEST, math.log1p(item.margin)
@@ -205,14 +221,14 @@ def _tested(
     if windows is None:
         beyond = tail_of_group(treatment, control, unit, item.quantile)
         least = max(tail_requests(item.quantile), math.ceil(item.requests / beyond))
-        why = f"{item.requests} of about {least} steady requests"
+        why = f"{item.requests} of {least} steady requests"
         return replace(item, obstacle=why, needed_blocks=math.ceil(item.blocks / beyond))
     if by_trial:
         ratios = balanced_ratios(windows, windows.group)
         return _by_trials(item, ratios, machine) if np.ptp(ratios) > 0 else replace(item, obstacle=_ALIKE)
     if windows.groups < FEWEST_GROUPS:
-        why = f"{item.blocks} of {FEWEST_GROUPS} usable blocks"
-        item = replace(item, obstacle=why, needed_blocks=FEWEST_GROUPS)
+        needed = max(FEWEST_GROUPS, min_blocks)
+        item = replace(item, obstacle=f"{item.blocks} of {needed} usable blocks", needed_blocks=needed)
     elif limits := window_limits(windows, bound=bound, alpha=item.alpha, dependence=dependence):
         return with_limits(item, limits)
     else:
@@ -330,10 +346,8 @@ def seen_text(item: Comparison, places: int = 2) -> str:
 
 def without_bars(item: Comparison) -> str:
     """Say why there are no limits, and the ratio that was seen."""
-    needed = tail_requests(item.quantile)
-    why = f"{item.requests} of {needed} steady requests" if item.requests < needed else "too few slow requests"
-    why, seen = (why, f" Seen: ×{fixed(item.ratio, 3)}.") if item.ratio is not None else ("a quantile is unknown", "")
-    return f"{quantile_label(item.metric, item.quantile)} has no error bars: {item.obstacle or why}.{seen}"
+    seen = "" if item.seen is None else f" Seen: ×{fixed(item.seen, 3)}."
+    return f"{quantile_label(item.metric, item.quantile)} has no error bars: {item.lacks}.{seen}"
 
 
 def limits_text(low: float | None, high: float | None, places: int = 2) -> str:

@@ -50,6 +50,7 @@ class Gate(Row):
     high: Annotated[Number, Field(description="upper limit of the same")] = None
     verdict: Verdict
     reason: str
+    lacks: Annotated[str, Field(description="why a ratio has no limits")] = ""
     caveat: Annotated[str, Field(description="the end of the reason, where failed checks changed the verdict")] = ""
     blocked_by: Annotated[list[str], Field(description="failed checks that keep it open")] = []
 
@@ -258,7 +259,7 @@ class Event(Row):
     backend_s: Number = None
     breaks: list[str] | None = None
     requests_hit: int
-    requests_behind: Annotated[int, Field(description="in its backlog")]
+    requests_behind: Annotated[int, Field(description="in its backlog, none of them among requests_hit")]
     request_ids: list[str]
 
 

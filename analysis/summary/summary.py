@@ -182,9 +182,9 @@ def _traffic(run: Run) -> dict[str, Any]:
 
 def _comparison_row(item: Comparison, gate: Gate | None) -> dict[str, Any]:
     """Return the comparison with the verdict of the gate that rests on it, if there is one."""
-    names = ("arm", "metric", "quantile", "ratio", "low", "high")
     return {
-        **{name: getattr(item, name) for name in names},
+        **{name: getattr(item, name) for name in ("arm", "metric", "quantile", "low", "high")},
+        "ratio": item.seen,
         "gate": gate is not None,
         "verdict": None if gate is None else gate.verdict,
         "reason": item.reason if gate is None else gate.reason,
@@ -196,9 +196,10 @@ def _check_row(check: Check, judgement: Judgement) -> dict[str, Any]:
     keeps_open = any(check.check in gate.blocked_by and check.arm in (None, gate.arm) for gate in judgement.gates)
     allowed = not check.ok and (judgement.overall == PASS or (check.shift is not None and not keeps_open))
     limits = not check.ok and not allowed
+    judged = {name for gate in judgement.gates for name in (gate.kind, gate.gate)}
     return {name: getattr(check, name) for name in ("check", "ok", "arm", "reason")} | {
         "allowed": allowed,
-        "opens": (check.gates or check.opens) if limits else (),
+        "opens": [name for name in check.gates or check.opens if limits and name in judged],
         "remedy": check.remedy if limits else "",
     }
 

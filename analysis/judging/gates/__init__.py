@@ -33,6 +33,7 @@ class Gate:
     caveat: str = ""  # the end of its reason, where failed checks turned its verdict; empty where none did
     allowance: str = ""  # the part of its reason that says what it allows for of what failed checks saw
     low: float | None = None  # limits of a ratio, which a machine may have moved
+    lacks: str = ""  # why a ratio has no limits, in a few words
     high: float | None = None  # of an objective that no request missed, the slowest
     lasting: tuple[float, float] | None = None  # both, where trials are what it counts and one state may outlast some
     unseen: str = ""  # what decides it where only clients saw the arm, and no longer run does

@@ -29,7 +29,7 @@ COMPILE_GATES = (
         "recompiles",
         "count",
         "max_recompiles",
-        "{value:.0f} {recompiles} while serving in one trial, longest {longest} s, limit {limit:g}; {hit} of "
+        "{value:.0f} {recompiles} while serving in one trial (limit {limit:g}), longest {longest} s; {hit} of "
         "{requests} requests were delayed, by up to {delay} s{several}.",
         "No recompile while serving, limit {limit:g}.",
     ),

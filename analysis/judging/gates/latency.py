@@ -12,6 +12,7 @@ from tailgate.analysis.judging.paths import Path, shortest_s
 from tailgate.analysis.run.run import Run
 from tailgate.analysis.statistics.compare import Comparison
 from tailgate.analysis.statistics.planning import LONGEST_S, MOST_STARTS, comparison_needed, power_of_each
+from tailgate.analysis.wording import duration_text
 
 
 def latency_gate(run: Run, item: Comparison, path: Path | None = None) -> Gate:
@@ -26,6 +27,7 @@ def latency_gate(run: Run, item: Comparison, path: Path | None = None) -> Gate:
         unit="ratio",
         verdict=item.verdict,
         reason=item.reason,
+        lacks=item.lacks,
         interval=(item.low, item.high),
         low=item.low,
         # The ratio over the run must be within the margin too.
@@ -66,6 +68,13 @@ def whole_s(run: Run, path: Path) -> float | None:
     """Return the length of the run that decides the gate, at its recent pace; None if it decides nothing."""
     left_s = path.outlook_s
     return None if left_s is None or left_s > LONGEST_S else run.seconds + left_s
+
+
+def needed_text(run: Run, needed_s: float) -> str:
+    """Say how long the run has to be: `needed_s`, or the shortest that can PASS; empty where it was that long."""
+    what, seconds = "both runs to last" if run.separate else "a run of", max(shortest_s(run), needed_s)
+    has_s = min(sum(trial.seconds for trial in run.trials_of(arm)) for arm in run.arms)
+    return f"A PASS needs {what} about {duration_text(seconds)}." if seconds > has_s else ""
 
 
 def with_needed(run: Run, before: Gate, after: Gate, checks: Sequence[Check]) -> Gate:

@@ -136,7 +136,7 @@ def test_a_kernel_that_is_first_met_under_traffic_fails_the_gate_on_recompiles(t
     directory = write_run(tmp_path / "run", replace(QUIET, arms=(EAGER, FakeArm(name="compiled", compiles=[kernel]))))
     summary = analyze(directory)
     assert gate(summary)["verdict"] == "FAIL"
-    assert gate(summary)["reason"].startswith("1 recompile while serving in one trial, longest 0.4 s")
+    assert gate(summary)["reason"].startswith("1 recompile while serving in one trial (limit 0), longest 0.4 s")
     assert [arm["compile"]["jit_compiles"] for arm in summary["arms"]] == [0, 1]
 
 

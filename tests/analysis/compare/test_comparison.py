@@ -16,6 +16,8 @@ from tailgate.analysis.compare.comparison import chosen_arms, compare_runs, made
 from tailgate.analysis.records.documents import EDITED
 from tailgate.analysis.records.joining import RecordedRun, listed_runs, write_run_list
 from tailgate.analysis.records.tables import RecordError
+from tailgate.analysis.report.brief import brief_of
+from tailgate.analysis.summary.model import Summary
 from tests.fakes.machines import FakeMachines, referenced, sample
 from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
 
@@ -114,6 +116,7 @@ def test_machines_of_unknown_speed_leave_latency_open_unless_they_are_trusted(tm
     assert gates(summary)["noninferiority p50_ttft"] == "INCONCLUSIVE"
     assert gates(summary)["recompiles"] == "PASS"
     assert "--trust-machines" in checks(summary)["machine speed"]["remedy"]
+    assert checks(summary)["machine speed"]["opens"] == ["noninferiority"], "no gate that the runs lack"
     assert compare_runs(*runs, trust_machines=True)["overall"] == "PASS"
 
 
@@ -174,9 +177,10 @@ def test_of_two_runs_the_shorter_one_is_named_and_one_without_requests_is_refuse
     other = write_run(tmp_path / "other", replace(LATER, gates={}))
     for runs in ((one, other), (other, one)):
         side = "baseline" if runs[0] == one else "candidate"
-        seen = checks(compare_runs(*runs, trust_machines=True))
+        summary = compare_runs(*runs, trust_machines=True)
+        seen = checks(summary)
         assert all(f"; {side} has " in seen[check]["reason"] for check in ("blocks", "tail")), seen
-        assert "A PASS needs both runs to last at least " in seen["blocks"]["remedy"]
+        assert brief_of(Summary.of(summary)).first_step.endswith("A PASS needs both runs to last about 12 minutes.")
     for path in one.glob("trial-*/requests*"):
         path.unlink()
     with pytest.raises(RecordError, match="one holds no requests"):

@@ -25,6 +25,10 @@ def test_large_numbers_are_written_out(value: float, most: int, shown: str) -> N
 OPEN = gate(verdict="INCONCLUSIVE", needed_s=9000.0)
 
 
+def longer(needed_s: float) -> str:
+    return f"Run {needed_s:g} s." if needed_s else "Run longer."
+
+
 @pytest.mark.parametrize(
     ("verdicts", "expected"),
     [
@@ -43,14 +47,16 @@ class TestWords:
         failing = [gate(), gate("recompile", "FAIL")]
         wrong = replace(gate("parity", "FAIL"), reason="Other answers.")
         for gates, why in ((failing, "It is so."), ([*failing, wrong], "Other answers.")):
-            assert headline({"compiled": "FAIL"}, gates, [], "eager") == f"compiled must not replace eager: {why}"
+            assert (
+                headline({"compiled": "FAIL"}, gates, [], "eager", longer) == f"compiled must not replace eager: {why}"
+            )
 
     @pytest.mark.parametrize(
         ("lasting", "more"), [(None, ""), ((0.4, 0.95), "; 0.95 times if a disturbance lasts for several trials")]
     )
     def test_the_headline_of_a_pass_has_the_upper_limit_of_latency(self, lasting, more):
         gates = [gate(low=0.5, high=0.9, lasting=lasting), gate(low=0.1, high=0.3), gate("recompile")]
-        text = headline({"compiled": "PASS"}, gates, [], "eager")
+        text = headline({"compiled": "PASS"}, gates, [], "eager", longer)
         surely = f"latency at most 0.90 times eager's, error bars included{more}"
         assert text == f"compiled may replace eager: every gate passed ({surely})."
 
@@ -65,30 +71,32 @@ class TestWords:
     )
     def test_headline_leads_with_a_fault_of_the_run_then_with_too_little_data(self, name, leads):
         gates = [gate(verdict="INCONCLUSIVE", blocked_by=("blocks", name))]
-        short = check(name="blocks", reason="Too short.", remedy="Run longer.")
+        short = check(name="blocks", reason="Too short.")
         for checks in ([short, check(name=name)], [check(name=name), short]):
-            text = headline({"compiled": "INCONCLUSIVE"}, gates, checks, "eager")
+            text = headline({"compiled": "INCONCLUSIVE"}, gates, checks, "eager", longer)
             assert text == f"This run cannot decide whether compiled may replace eager: {leads}"
 
     def test_headline_of_a_gate_that_machines_keep_open_says_what_was_seen_and_would_be(self):
         decided = gate(verdict="INCONCLUSIVE", blocked_by=("machine speed",), caveat="It would be PASS, but …")
         decided = replace(decided, reason="It is 0.55 times as long. It would be PASS, but …")
         gates = [gate("slo", "INCONCLUSIVE", blocked_by=("machine speed",)), decided]
-        text = headline(
-            {"compiled": "INCONCLUSIVE"}, gates, [check(name="machine speed", reason="Speed fell.")], "eager"
-        )
+        checks = [check(name="machine speed", reason="Speed fell.")]
+        text = headline({"compiled": "INCONCLUSIVE"}, gates, checks, "eager", longer)
         assert text == f"This run cannot decide whether compiled may replace eager: {decided.reason}"
 
     def test_headline_names_the_gates_that_a_longer_run_does_not_decide(self):
         unseen = gate("parity", "INCONCLUSIVE", unseen="raise parity.prompts")
         gates = [gate(verdict="INCONCLUSIVE", blocked_by=("blocks",)), unseen]
-        text = headline({"compiled": "INCONCLUSIVE"}, gates, [check(name="blocks", remedy="Run longer.")], "eager")
-        assert text.endswith("Run longer. A longer run does not decide parity.")
+        gates.append(gate("slo", "INCONCLUSIVE", needed_s=750.0))
+        text = headline({"compiled": "INCONCLUSIVE"}, gates, [check(name="blocks")], "eager", longer)
+        assert text.endswith("Run 750 s. A longer run does not decide parity.")
 
     def test_arms_that_are_open_for_one_reason_share_it(self):
         arms = dict.fromkeys(("a", "b", "c"), "INCONCLUSIVE") | {"naive": "FAIL", "fine": "PASS"}
         gates = [replace(gate(arm=name, verdict="INCONCLUSIVE"), reason=f"Open {name == 'b'}.") for name in "abc"]
-        text = headline(arms, [*gates, gate("recompile", "FAIL", arm="naive"), gate(arm="fine")], [], "eager")
+        text = headline(
+            arms, [*gates, gate("recompile", "FAIL", arm="naive"), gate(arm="fine")], [], "eager", "Run longer."
+        )
         assert text.startswith("naive must not replace eager")
         words = ("whether a or c may replace eager: Open False.", "whether b may replace eager: Open True.", "fine may")
         assert all(part in text for part in words)
@@ -97,28 +105,28 @@ class TestWords:
     def test_an_overload_comes_first(self, verdict):
         gates = [gate(verdict=verdict), gate("slo", "INCONCLUSIVE", blocked_by=("blocks", "overload"))]
         checks = [check(name="blocks"), check(name="overload", remedy="Lower the rate.")]
-        text = headline({"compiled": verdict}, gates, checks, "eager")
+        text = headline({"compiled": verdict}, gates, checks, "eager", lambda _: "")
         assert text.startswith("The generator was late. Lower the rate. ")
         assert text.count("Lower the rate") == 1
         assert text.endswith("It is so." if verdict == "FAIL" else "may replace eager: The generator was late.")
 
     def test_an_overload_of_other_arms_does_not_concern_one_that_passed(self):
         other = check(name="overload", arm="compiled")
-        assert "was late" not in headline({"bucketed": "PASS"}, [gate(arm="bucketed")], [other], "eager")
+        assert "was late" not in headline({"bucketed": "PASS"}, [gate(arm="bucketed")], [other], "eager", longer)
 
     def test_other_work_comes_before_the_load_generator_that_it_makes_late(self):
         gates = [gate(verdict="INCONCLUSIVE", blocked_by=("load generator", "other work"))]
         checks = [check(remedy="Give it a core."), check(name="other work", reason="Busy.", remedy="End it.")]
-        assert headline({"compiled": "INCONCLUSIVE"}, gates, checks, "eager").endswith("Busy.")
+        assert headline({"compiled": "INCONCLUSIVE"}, gates, checks, "eager", longer).endswith("Busy.")
         assert advise(gates, checks).text == "End it. Give it a core."
 
     def test_advice_names_two_remedies_and_the_shortest_run_that_can_pass(self):
         names = ("load generator", "complete", "token stream", "blocks")
-        checks = [check(name=name, remedy=f"Fix {name}.") for name in names]
-        advice = advise([gate(verdict="INCONCLUSIVE", blocked_by=names)], checks)
+        checks = [check(name=name, remedy="" if name == "blocks" else f"Fix {name}.") for name in names]
+        advice = advise([gate(verdict="INCONCLUSIVE", blocked_by=names)], checks, needs="Run longer.")
         assert advice.needed_s is None
         assert re.fullmatch(
-            r"Fix load generator. Fix complete. .Checks of the run. in report.html .* Fix blocks.", advice.text
+            r"Fix load generator. Fix complete. .Checks of the run. in report.html .* Run longer.", advice.text
         )
 
     @pytest.mark.parametrize(

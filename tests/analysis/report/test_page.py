@@ -25,6 +25,7 @@ def first_screen(page: str) -> str:
 
 
 def test_what_decides_comes_first_and_the_rest_is_folded(demo: Summary, read_page: Reader) -> None:
+    demo["comparisons"][0]["ratio"] = 1.1
     page = read_page(html_report(demo))
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
@@ -158,6 +159,9 @@ def test_every_ratio_is_a_cell_and_those_that_a_gate_rests_on_are_framed(demo: S
     def ratios() -> str:
         return html_report(demo).partition('<details class="section" id="comparison"')[2].partition("</details>")[0]
 
+    assert ratios() == "", "too few blocks show no ratio"
+    for row in demo["comparisons"]:
+        row["ratio"] = 1.1
     for part in ("p50", "p90", "p95", "p99", "p99.9", "TTFT", "TPOT"):
         assert part in ratios()
     assert ratios().count('class="num gate gate-') == sum(row["gate"] for row in demo["comparisons"]) == 4

@@ -127,7 +127,7 @@ def test_the_next_step_is_that_of_a_remedy_of_the_first_fault_or_a_longer_run(de
     assert brief_with(demo, undecided, advice=advice, interim="", ramp=ramp).first_step == "Longer."
     for text, step in (
         ("See `tailgate doctor`. More.", "tailgate doctor"),
-        ("Cool it. Run `tailgate parity`.", "Cool it."),
+        ("Cool it. Run `tailgate parity`.", "Cool it. Run `tailgate parity`."),
     ):
         brief = brief_with(demo, undecided, advice={"needed_s": None, "text": text, "remedies": []})
         assert (brief.next or brief.first_step) == step
