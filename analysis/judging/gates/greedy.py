@@ -100,7 +100,7 @@ def _judged(
         )
         return INCONCLUSIVE, f"{seen}: {why}.", share
     limit = f"a PASS needs at most {percent(allowed + MOST_HIDDEN)}"
-    seen += f", {counted(of, 'distinct answer')}: up to {percent(hidden)} of other prompts could differ ({limit})."
+    seen += f"; by {counted(of, 'distinct answer')}, up to {percent(hidden)} of other prompts could differ ({limit})."
     return (PASS, seen, share) if hidden <= allowed + MOST_HIDDEN else (INCONCLUSIVE, f"{seen}{_MORE}", share)
 
 

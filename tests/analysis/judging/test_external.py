@@ -178,7 +178,7 @@ ASKED, FEW = EXACT.twice(1, PROMPTS), EXACT.twice(1, 12)
 @pytest.mark.parametrize(
     ("control", "arm", "allowed", "verdict", "words"),
     [
-        (EXACT, EXACT, 0.0, "PASS", ": up to 6.05 % of other prompts could differ (a PASS needs at most 10 %)."),
+        (EXACT, EXACT, 0.0, "PASS", "; by 48 distinct answers, up to 6.05 % of other prompts could differ (a P"),
         (BF16, BF16, 0.0, "INCONCLUSIVE", "raise parity.max_different"),
         (BF16, BF16, 0.5, "PASS", "at most 60 %"),
         (EXACT, Server(weights="two"), 0.0, "FAIL", "more than rounding explains"),
@@ -193,14 +193,14 @@ ASKED, FEW = EXACT.twice(1, PROMPTS), EXACT.twice(1, 12)
             FEW,
             0.0,
             "INCONCLUSIVE",
-            "12 distinct answers: up to 22.1 % of other prompts could differ (a PASS needs at most 10 %)",
+            "by 12 distinct answers, up to 22.1 % of other prompts could differ (a PASS needs at most 10 %)",
         ),
         (FEW, FEW, 0.0, "INCONCLUSIVE", "Raise parity.prompts."),
         (
             *(changed(ASKED, range(PROMPTS), text="well"),) * 2,
             0.0,
             "INCONCLUSIVE",
-            "control's, 1 distinct answer: up to",
+            "; by 1 distinct answer, up to",
         ),
         (ASKED, changed(ASKED, range(PROMPTS), error="UNAVAILABLE: gone"), 0.0, "INCONCLUSIVE", "UNAVAILABLE: gone"),
         (ASKED, changed(ASKED, range(40), text=""), 0.0, "INCONCLUSIVE", "8 of 8 greedy answers"),

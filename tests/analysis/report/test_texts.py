@@ -109,6 +109,7 @@ def test_a_gate_has_one_sentence_and_failed_gates_come_first(demo: Summary) -> N
 
 def test_the_next_step_is_that_of_a_remedy_of_the_first_fault_or_a_longer_run(demo: Summary) -> None:
     assert brief_of(Model.of(demo)).next == "tailgate inspect experiment.toml --arm compiled-naive"
+    assert all("run of about 15 minutes" in text for text in (demo["headline"], demo["advice"]["text"])), "one length"
     advice = {"needed_s": 900.0, "text": "Longer.", "remedies": []}
     undecided = gate("errors", "?")
     design = demo["design"] | {"trials": 2}
