@@ -18,7 +18,7 @@ from torch._guards import CompileId
 
 from tailgate.servers.clock import now_ns
 from tailgate.servers.compiler import recorder as recorder_module
-from tailgate.servers.compiler.recorder import COUNTED, CompileRecorder, EagerCanary, Trigger
+from tailgate.servers.compiler.recorder import COUNTED, CompileRecorder, Trigger
 from tailgate.servers.rpc.telemetry_pb2 import CompileEvent, CompileUnderWay
 
 _OPTIONS = inductor.save_config_portable()  # as torch brings them: this module is imported before any arm compiles
@@ -154,31 +154,6 @@ def test_a_graph_is_dynamic_when_one_of_its_sizes_is_a_symbol(recorder: CompileR
         for size in sizes:
             step(torch.ones(size))
         assert [event.dynamic for event in recorder.drain()] == expected
-
-
-@torch._dynamo.config.patch(recompile_limit=2)
-def test_past_the_limit_there_is_one_event_and_the_canary_sees_eager_steps(recorder: CompileRecorder) -> None:
-    canary = EagerCanary()
-
-    def counted(x: torch.Tensor) -> torch.Tensor:
-        if not torch.compiler.is_compiling():
-            canary.steps += 1
-        return x + 1
-
-    step = compiled(counted, dynamic=False)
-    eager = []
-    for size in (3, 4, 5, 6, 3):
-        started_ns = now_ns()
-        step(torch.ones(size))
-        eager.append(canary.ran_eagerly())
-        if eager[-1]:
-            recorder.record_eager_step(started_ns, now_ns())
-        else:
-            recorder.record_compiled_step()
-    assert eager == [False, False, True, True, False]
-    *_, limit, fallback = recorder.drain()
-    assert (limit.kind, fallback.kind) == ("limit_hit", "eager_fallback")
-    assert "expected 4, actual 5" in limit.reason
 
 
 def test_a_run_of_eager_steps_is_one_event_until_a_compiled_step_ends_it(recorder: CompileRecorder) -> None:
