@@ -18,7 +18,7 @@ from torch._guards import CompileId
 
 from tailgate.servers.clock import now_ns
 from tailgate.servers.compiler import recorder as recorder_module
-from tailgate.servers.compiler.recorder import COUNTED, CompileRecorder, Trigger
+from tailgate.servers.compiler.recorder import COUNTED, Compile, CompileRecorder, Trigger
 from tailgate.servers.rpc.telemetry_pb2 import CompileEvent, CompileUnderWay
 
 _OPTIONS = inductor.save_config_portable()  # as torch brings them: this module is imported before any arm compiles
@@ -172,6 +172,18 @@ def broken(x: torch.Tensor) -> torch.Tensor:
     x = x + 1
     torch._dynamo.graph_break()
     return x * 2
+
+
+def test_a_compile_shows_how_often_each_node_guard_and_break_occurs() -> None:
+    shown: list[Compile] = []
+    recorder = CompileRecorder(show=shown.append)
+    recorder.install()
+    compiled(broken, dynamic=False)(torch.ones(3))
+    recorder.remove()
+    first, last = (compile.contents() for compile in shown[-2:])
+    assert {text: count for text, count in first.items() if text.startswith("node")} == {"node +": 1}
+    assert (first["guard L['x']: size=[3]"], first["guard L['x']: torch.float32"], last["node *"]) == (1, 1, 1)
+    assert [HERE in text for text in first if text.startswith("graph break")] == [True]
 
 
 def test_graph_breaks_are_named_by_place_and_cause(recorder: CompileRecorder) -> None:
