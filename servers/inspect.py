@@ -13,9 +13,11 @@ import logging
 import os
 import re
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from tailgate.servers import stdout
@@ -35,6 +37,7 @@ from tailgate.servers.program import (
 from tailgate.servers.rpc.telemetry_pb2 import CompileEvent
 
 if TYPE_CHECKING:
+    from tailgate.servers.compiler.recorder import Compile
     from tailgate.servers.engine.encoder import EncoderRunner
     from tailgate.servers.engine.runner import ModelRunner
 
@@ -44,6 +47,7 @@ _SIZE = r"[0-9]{1,18}"
 _LISTED = re.compile(
     rf"(?P<kind>prefill|decode|encode)\s+(?:(?P<rows>{_SIZE})\s*(?:[x×]|(?P<at>@))\s*)?(?P<size>{_SIZE})"
 )
+_RAN = "Torch-Compiled Region: "  # and the compile id, in a profile
 
 # With any other outcome a request waits, runs slowly unnoticed, or fails.
 READY, AS_CONFIGURED = "ready", "eager as asked"
@@ -106,6 +110,7 @@ class Visit:
     reason: str
     first_s: float  # the first call, compiles included
     again_s: float  # the last call
+    graphs: tuple[str, ...]  # compile ids of what it ran
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +122,7 @@ class Inspection:
     dtype: str
     visits: tuple[Visit, ...]
     graphs: tuple[CompileEvent, ...]  # one for each compile that ended with a graph
+    contents: Mapping[str, Counter[str]]  # of each compile, by its id, where shapes are listed
     cudagraph_skips: int
     blind_spots: tuple[str, ...]
 
@@ -130,6 +136,19 @@ class Inspection:
         """How often each graph break was met, by place and cause."""
         return dict(Counter(text for graph in self.graphs for text in graph.breaks))
 
+    @property
+    def differences(self) -> list[dict[str, Any]]:
+        """How many more of each node, guard and graph break a listed shape has than the one of its kind before it."""
+        found = []
+        for kind in ("prefill", "decode", "encode") if self.contents and self.arm.compile.enabled else ():
+            for pair in pairwise(visit for visit in self.visits if visit.shape.kind == kind):
+                old, new = (sum((self.contents[name] for name in visit.graphs), Counter[str]()) for visit in pair)
+                new.subtract(old)
+                shapes, graphs = [str(visit.shape) for visit in pair], [" ".join(visit.graphs) for visit in pair]
+                changes = {text: more for text, more in sorted(new.items(), key=itemgetter(1)) if more and all(graphs)}
+                found.append({"shapes": shapes, "graphs": graphs, "changes": changes})
+        return found
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "arm": self.arm.name,
@@ -141,6 +160,7 @@ class Inspection:
                 asdict(visit) | {"shape": str(visit.shape), "padded": str(visit.padded)} for visit in self.visits
             ],
             "graphs": [_plain(graph) for graph in self.graphs],
+            "differences": self.differences,
             "graph_breaks": self.graph_breaks,
             "cudagraph_skips": self.cudagraph_skips,
             "blind_spots": self.blind_spots,
@@ -160,7 +180,8 @@ def inspect_arm(arm: ArmConfig, shapes: Sequence[StepShape], *, report: Callable
 
     planned = warmup_plan(arm)
     visits: list[Visit] = []
-    with warm_runner(arm, lambda done, total, detail: report(f"warm-up {done}/{total}: {detail}")) as runner:
+    compiles: list[Compile] = []
+    with warm_runner(arm, lambda *at: report("warm-up {}/{}: {}".format(*at)), compiles.append) as runner:
         recorder = runner.recorder
         events = recorder.drain()
         for number, shape in enumerate(shapes or dict.fromkeys([*planned, *unplanned_shapes(arm)])):
@@ -172,6 +193,7 @@ def inspect_arm(arm: ArmConfig, shapes: Sequence[StepShape], *, report: Callable
         dtype=runner.dtype_name(),
         visits=tuple(visits),
         graphs=tuple(event for event in events if event.kind in ("compile", "recompile")),
+        contents=defaultdict(Counter, {compile.key: compile.contents() for compile in compiles if shapes}),
         cudagraph_skips=recorder.cudagraph_skips,
         blind_spots=recorder.blind_spots,
     )
@@ -203,6 +225,9 @@ def _visit(
             failed = "fails", named(raised)
         seconds.append((now_ns() - started_ns) / 1e9)
         events += runner.recorder.drain()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        if not failed:
+            runner.collect(runner.launch(step, 0))  # type: ignore[arg-type]
     outcome, reason = failed or _outcome(runner.arm, events[before:], events, compiled=compiled)
     return Visit(
         shape=shape,
@@ -212,6 +237,7 @@ def _visit(
         reason=reason,
         first_s=seconds[0],
         again_s=seconds[-1],
+        graphs=tuple(dict.fromkeys(event.name[len(_RAN) :] for event in profile.events() if _RAN in event.name)),
     )
 
 
@@ -248,6 +274,11 @@ def text_of(inspection: Inspection) -> str:
     lines = [f"{arm.name}  {where}; shapes {arm.shapes.kind}; {policy}", "", *stdout.aligned(shapes, left=4), ""]
     took_s = sum(graph.end_ns - graph.start_ns for graph in inspection.graphs) / 1e9
     lines += [f"graphs: {len(inspection.graphs)}, made in {_seconds(took_s)}"]
+    for each in inspection.differences:
+        first, second = (ids or "no graph seen" for ids in each["graphs"])
+        what = f"{second} instead of {first}" if second != first else f"the same, {first}"
+        changes = (f"  {more:+d} {text}" for text, more in each["changes"].items())
+        lines += [f"{' → '.join(each['shapes'])}: {what}", *changes]
     lines += [f"graph breaks:{'' if breaks else ' none'}", *(f"  {count} × {text}" for text, count in breaks.items())]
     if inspection.device != "cpu":
         lines += [f"CUDA graphs not made: {inspection.cudagraph_skips} (TORCH_LOGS=cudagraphs says why)"]
@@ -295,6 +326,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _inspect(options: argparse.Namespace) -> int:
     log_to_stderr(logging.WARNING)
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler would print that it starts and stops
     with compile_cache(options.cache_dir) as cache:
         arm = pin_to_card(read_arm(options.config), os.environ)
         isolate_compiler(os.environ, cache)

@@ -39,7 +39,7 @@ def command(
     """List the graphs of an arm and the shapes that will recompile.
 
     Loads the arm, warms it up as it would be served, then runs each shape as a step of the engine and reports what it
-    met: a ready graph, a compile, a recompile and why, or a fall-back to eager. --json adds graph breaks and times.
+    met: a ready graph, a compile, a recompile and why, or a fall-back to eager. With --shapes it compares the graphs.
 
     A shape is a step before padding: `prefill TOKENS`, `decode ROWS@CONTEXT`, or for an encoder `encode ROWSxTOKENS`.
     Without --shapes it runs every planned shape and a few that are not.

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
+import re
+import tempfile
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +16,8 @@ import torch
 import torch._dynamo
 import torch._inductor.config as inductor
 import torch.fx.experimental._config as symbolic_shapes
+from torch._dynamo.exc import BackendCompilerFailed as BackendError
+from torch._dynamo.repro.after_dynamo import WrapBackendDebug, generate_dynamo_fx_repro_string
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 # A graph has a condition that the compiler cannot show to hold within the promised bounds, whether it does or not.
@@ -19,10 +25,14 @@ from torch.fx.experimental.symbolic_shapes import ConstraintViolationError as Un
 
 from tailgate.servers.compiler import products
 from tailgate.servers.compiler.products import join_linears, scale_products, store_single_rows
-from tailgate.servers.complaint import ConfigError, named
+from tailgate.servers.complaint import LOGS, ConfigError, named
 from tailgate.servers.config import CompileConfig
 
-__all__ = ["UnprovenBounds"]
+__all__ = ["BackendError", "UnprovenBounds"]
+
+_OPERATORS = "\nimport torch\nimport tailgate.servers.engine.runner  # its operators\n"
+# Torch writes all variables with TORCH, DYNAMO, INDUCTOR or TRITON in their name, and secrets may be among them.
+_OTHERS = re.compile(r"(?ms)^os\.environ\['(?!TORCH).*?'\n")
 
 
 class UnforeseenShapeError(RuntimeError):
@@ -144,3 +154,28 @@ def refusal(error: RuntimeError) -> str | None:
         return None
     failures = [line.strip().removeprefix("- ") for line in text.splitlines() if line.strip().startswith("- ")]
     return failures[0] if failures else "nothing was compiled for it"
+
+
+def failure(error: BackendError, arm: str) -> ConfigError:
+    """Return an error that names why the backend failed, and the script that reproduces it, which is written now: torch
+    writes it for its minifier, of a graph that the failed compile holds, with random numbers for weights."""
+    what = f'compile.backend is "{error.backend_name}", which failed ({named(error.inner_exception)})'
+    try:
+        script = _OTHERS.sub("", _reproducer(error)).replace("\nimport torch\n", _OPERATORS, 1)
+        name = f"repro-{arm}-{hashlib.sha256(script.encode()).hexdigest()[:8]}.py"
+        path = Path(os.environ.get(LOGS) or tempfile.gettempdir(), name)
+        path.write_text(script, encoding="utf-8")
+    except Exception as problem:  # the graph cannot be written as text, or the disk is full
+        return ConfigError(f"{what}, and no reproducer is written ({named(problem)}): use another one")
+    return ConfigError(f"{what}: report it with the reproducer {path}, or use another one")
+
+
+def _reproducer(error: BackendError) -> str:
+    """Return inductor's own script, of the graph that it lowers, or that of the graph which the backend is given."""
+    for frame, _ in reversed([*traceback.walk_tb(error.inner_exception.__traceback__)]):
+        held = frame.f_locals
+        if "runnable_graph_str" in held:
+            return str(held["runnable_graph_str"])
+        if frame.f_code is WrapBackendDebug.__call__.__code__:
+            return generate_dynamo_fx_repro_string(held["gm"], held["example_inputs"], held["self"]._compiler_name)
+    raise LookupError("no graph is held")

@@ -20,7 +20,7 @@ import json
 import logging
 import re
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import FunctionType
@@ -49,6 +49,11 @@ _CACHE_STATE = re.compile(r"(fx_graph|aotautograd)_cache_(hit|miss|bypass)")
 _DEBUG_CONTEXT = re.compile(r"Developer debug context: (.+)")
 # "Encountered graph break when attempting to trace CALL:", before the cause.
 _INTRODUCTION = re.compile(r"^.*:\n+")
+# mul: "f32[s77, 8]" = torch.ops.aten.mul.Tensor(x, y); y = x[0]; z = linear.relu(); add = x + y
+_NODE = re.compile(r"(?m)^ +\w+(?:: \"[^\"]*\")? = (?:(?:torch\.ops\.([\w.]+)|(?:\w+\.)*(\w+))\(|\w+(\[)|\S+ (\S+) \S)")
+# | | +- TENSOR_MATCH: check_tensor(L['x'], Tensor, torch.float32, size=[2, 8], stride=[8, 1])  # y = x * 2
+_GUARD = re.compile(r"(?m)^[| ]*\+- [A-Z_]+: (?:check_tensor\()?(.+?)(?:  +#.*)?$")
+_CONDITION = re.compile(r",\s*(?=[\"A-Za-z_])(?![^\[]*\])")  # what one guard asks of a tensor is several
 _STACK_LINE = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
 
 
@@ -63,30 +68,41 @@ class Trigger:
 
 
 @dataclass(slots=True)
-class _Compile:
+class Compile:
     """What the stream has reported of the compile `key` ("0/1") before its end."""
 
     key: str
     reasons: list[str] = field(default_factory=list)  # why each graph that was tried did not fit
     breaks: list[str] = field(default_factory=list)
     caches: dict[str, str] = field(default_factory=dict)
-    dynamic: bool = False
+    graph: str = ""
+    guards: str = ""
+
+    def contents(self) -> Counter[str]:
+        """Return how often each "node add", "guard 2 <= L['x'].size()[0]" and graph break occurs."""
+        found = Counter(f"node {''.join(names).replace('[', 'getitem')}" for names in _NODE.findall(self.graph))
+        for guard in _GUARD.findall(re.sub(r"(?<=_builtins_dict___)\d+", "", self.guards)):
+            head, *parts = _CONDITION.split(guard)
+            found.update([f"guard {head}: {part.removesuffix(')')}" for part in parts] or [f"guard {head}"])
+        return found + Counter(f"graph break {text}" for text in self.breaks)
 
 
 class CompileRecorder:
     """Collects the compile events of this process, on the device thread. `publish` is called with all blind spots when
-    there is a new one, `announce` when a compile of this thread begins, and when it is over."""
+    there is a new one, `announce` when a compile of this thread begins and when it is over, `show` with its content."""
 
     def __init__(
         self,
         publish: Callable[[tuple[str, ...]], object] = lambda blind_spots: None,
         announce: Callable[[CompileUnderWay], object] = lambda compile: None,
+        show: Callable[[Compile], object] = lambda compile: None,
     ) -> None:
         self.trigger = Trigger()
         self._publish = publish
         self._announce = announce
+        self._show = show
         self._under_way: CompileUnderWay | None = None
-        self._compiles: dict[int, _Compile] = {}  # by thread
+        self._compiles: dict[int, Compile] = {}  # by thread
         self._events: list[CompileEvent] = []
         self._ids = itertools.count()
         self.cudagraph_skips = 0  # graphs of which no CUDA graph was made since the installation
@@ -220,14 +236,15 @@ class CompileRecorder:
         if name == "dynamo_start":
             self._begin("compile", self._compile_of(metadata).key)
         elif name == "dynamo_output_graph":
-            # its inputs are tensors and the symbols that it is dynamic in: s77: "Sym(s77)", x: "f32[s77, 8]"
-            self._compile_of(metadata).dynamic = '"Sym(' in (payload or "")
+            self._compile_of(metadata).graph = payload or ""
+        elif name == "dynamo_cpp_guards_str":
+            self._compile_of(metadata).guards = payload or ""
         elif name == "artifact" and "frame_id" in metadata:
             self._read_artifact(metadata, payload or "")
         elif name == "chromium_event" and payload is not None and _RECORDING in payload:
             self._read_recording(json.loads(payload))
         elif name == "compilation_metrics":
-            compile = self._compiles.pop(threading.get_ident(), None) or _Compile("")
+            compile = self._compiles.pop(threading.get_ident(), None) or Compile("")
             self._end_compile(compile, metadata[name])
         elif name == "compilation_metrics_runtime" and metadata[name]["runtime_triton_autotune_time_us"]:
             end_ns, took_us = now_ns(), metadata[name]["runtime_triton_autotune_time_us"]
@@ -237,11 +254,11 @@ class CompileRecorder:
                 tuning = CompileEvent(kind="autotune", start_ns=start_ns, end_ns=end_ns, compile_id=compile_id)
                 self._add(tuning, self.trigger)
 
-    def _compile_of(self, metadata: Mapping[str, Any]) -> _Compile:
+    def _compile_of(self, metadata: Mapping[str, Any]) -> Compile:
         """Return the compile of this thread that the record belongs to."""
         key, thread = f"{metadata['frame_id']}/{metadata['frame_compile_id']}", threading.get_ident()
         if thread not in self._compiles or self._compiles[thread].key != key:
-            self._compiles[thread] = _Compile(key)
+            self._compiles[thread] = Compile(key)
         return self._compiles[thread]
 
     def _read_artifact(self, metadata: Mapping[str, Any], text: str) -> None:
@@ -253,7 +270,7 @@ class CompileRecorder:
         elif state := _CACHE_STATE.fullmatch(name):
             self._compile_of(metadata).caches[state[1]] = state[2]
 
-    def _end_compile(self, compile: _Compile, metrics: Mapping[str, Any]) -> None:
+    def _end_compile(self, compile: Compile, metrics: Mapping[str, Any]) -> None:
         end_ns, failure = now_ns(), metrics["fail_reason"] or ""
         is_recompile = bool(metrics["recompile_reason"])
         kind = "recompile" if is_recompile else "compile"
@@ -271,13 +288,14 @@ class CompileRecorder:
             compile_id=metrics["compile_id"] or "",
             frame=jit.place(metrics["co_filename"], metrics["co_firstlineno"], metrics["co_name"]),
             reason=_joined([metrics["recompile_reason"] or "", *compile.reasons]) or failure,
-            dynamic=compile.dynamic,
+            dynamic='"Sym(' in compile.graph,  # an input is the symbol that it is dynamic in: s77: "Sym(s77)"
             # The cache of generated code decides where it was asked, as the backend's time goes there. A hit still
             # costs the tracing.
             cache=compile.caches.get("fx_graph") or compile.caches.get("aotautograd", ""),
             backend_ns=(metrics["aot_autograd_cumulative_compile_time_us"] or 0) * 1000,
             breaks=compile.breaks,
         )
+        self._show(compile)
         if threading.get_ident() != self._thread:
             self._elsewhere.append(event)
             return

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tailgate.servers.clock import now_ns
 from tailgate.servers.compiler.policy import UnforeseenShapeError
-from tailgate.servers.compiler.recorder import CompileRecorder
+from tailgate.servers.compiler.recorder import Compile, CompileRecorder
 from tailgate.servers.config import ArmConfig
 from tailgate.servers.engine.encoder import EncoderRunner
 from tailgate.servers.engine.engine import REFUSED, Engine
@@ -20,10 +20,12 @@ from tailgate.servers.rpc.telemetry_pb2 import CompileEvent
 
 
 @contextmanager
-def warm_runner(arm: ArmConfig, report: Callable[[int, int, str], None]) -> Iterator[ModelRunner | EncoderRunner]:
-    """Load the arm and warm every planned shape. Its recorder listens until the block ends; `report` as for
-    `warm_up`."""
-    recorder = CompileRecorder()
+def warm_runner(
+    arm: ArmConfig, report: Callable[[int, int, str], None], show: Callable[[Compile], object] = lambda compile: None
+) -> Iterator[ModelRunner | EncoderRunner]:
+    """Load the arm and warm every planned shape. Its recorder listens until the block ends, and shows each compile;
+    `report` as for `warm_up`."""
+    recorder = CompileRecorder(show=show)
     recorder.install()
     try:
         runner = runner_for(arm, recorder)

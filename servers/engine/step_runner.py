@@ -273,7 +273,7 @@ class StepRunner(ABC):
     @torch.no_grad()
     def run(self, step: Step, shape: StepShape) -> Tensors:
         """Return the outputs of the step at its padded shape: B = shape.batch rows. Raises UnforeseenShapeError where
-        no graph fits and the policy is strict."""
+        no graph fits and the policy is strict, ConfigError where the backend fails."""
         varying, fixed = self._inputs(step, shape)
         self._seen.add(shape)
         graph = self._graphs.get(shape)
@@ -288,6 +288,9 @@ class StepRunner(ABC):
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         try:
             return self._steps[step.kind](*varying, *fixed)
+        except compiler_policy.BackendError as error:
+            log.exception("%s: the compile failed", shape)
+            raise compiler_policy.failure(error, self.arm.name) from None
         except RuntimeError as error:
             reason = compiler_policy.refusal(error) if self.arm.compile.strict else None
             if reason is None:

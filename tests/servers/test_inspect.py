@@ -105,6 +105,15 @@ def test_an_arm_warmed_with_one_request_names_the_shapes_that_will_recompile_and
     json.dumps(naive.to_dict())
 
 
+def test_the_graphs_of_listed_shapes_are_compared(naive: Inspection) -> None:
+    first, same, _ = naive.to_dict()["differences"]
+    assert (first["shapes"], first["graphs"]) == (["prefill 5", "prefill 8"], ["1/0", "1/1"])
+    assert [first["changes"][f"guard {text}"] for text in ("L['rows']: size=[5]", "L['rows']: size=[None]")] == [-1, 1]
+    assert first["changes"]["guard 2 <= L['rows'].size()[0]"] == 1
+    assert (same["shapes"], same["graphs"], same["changes"]) == (["prefill 8", "prefill 9"], ["1/1", "1/1"], {})
+    assert "prefill 5 → prefill 8: 1/1 instead of 1/0\n  -1 guard L['rows']: size=[5]\n" in text_of(naive)
+
+
 def test_a_failing_step_is_an_error_and_the_next_one_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     launch = ModelRunner.launch
 

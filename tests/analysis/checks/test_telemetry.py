@@ -131,15 +131,6 @@ def test_an_event_that_cannot_be_placed_is_reported(stalled, change, reason):
         assert gate(summary)["verdict"] == gate(summary, "longest compile stall")["verdict"] == "INCONCLUSIVE"
 
 
-def test_a_kernel_that_is_first_met_under_traffic_fails_the_gate_on_recompiles(tmp_path):
-    kernel = Compile(at_s=100, seconds=0.4, kind="jit", reason="triton compiled _decode for SPLITS=8")
-    directory = write_run(tmp_path / "run", replace(QUIET, arms=(EAGER, FakeArm(name="compiled", compiles=[kernel]))))
-    summary = analyze(directory)
-    assert gate(summary)["verdict"] == "FAIL"
-    assert gate(summary)["reason"].startswith("1 recompile while serving in one trial (limit 0), longest 0.4 s")
-    assert [arm["compile"]["jit_compiles"] for arm in summary["arms"]] == [0, 1]
-
-
 def edit(directory, change):
     """Write the requests of the run after `change` of each row, given its number."""
     change_rows(

@@ -18,7 +18,7 @@ from torch._guards import CompileId
 
 from tailgate.servers.clock import now_ns
 from tailgate.servers.compiler import recorder as recorder_module
-from tailgate.servers.compiler.recorder import COUNTED, CompileRecorder, EagerCanary, Trigger
+from tailgate.servers.compiler.recorder import COUNTED, Compile, CompileRecorder, Trigger
 from tailgate.servers.rpc.telemetry_pb2 import CompileEvent, CompileUnderWay
 
 _OPTIONS = inductor.save_config_portable()  # as torch brings them: this module is imported before any arm compiles
@@ -156,31 +156,6 @@ def test_a_graph_is_dynamic_when_one_of_its_sizes_is_a_symbol(recorder: CompileR
         assert [event.dynamic for event in recorder.drain()] == expected
 
 
-@torch._dynamo.config.patch(recompile_limit=2)
-def test_past_the_limit_there_is_one_event_and_the_canary_sees_eager_steps(recorder: CompileRecorder) -> None:
-    canary = EagerCanary()
-
-    def counted(x: torch.Tensor) -> torch.Tensor:
-        if not torch.compiler.is_compiling():
-            canary.steps += 1
-        return x + 1
-
-    step = compiled(counted, dynamic=False)
-    eager = []
-    for size in (3, 4, 5, 6, 3):
-        started_ns = now_ns()
-        step(torch.ones(size))
-        eager.append(canary.ran_eagerly())
-        if eager[-1]:
-            recorder.record_eager_step(started_ns, now_ns())
-        else:
-            recorder.record_compiled_step()
-    assert eager == [False, False, True, True, False]
-    *_, limit, fallback = recorder.drain()
-    assert (limit.kind, fallback.kind) == ("limit_hit", "eager_fallback")
-    assert "expected 4, actual 5" in limit.reason
-
-
 def test_a_run_of_eager_steps_is_one_event_until_a_compiled_step_ends_it(recorder: CompileRecorder) -> None:
     recorder.record_eager_step(10, 20)
     recorder.record_eager_step(30, 40)
@@ -197,6 +172,18 @@ def broken(x: torch.Tensor) -> torch.Tensor:
     x = x + 1
     torch._dynamo.graph_break()
     return x * 2
+
+
+def test_a_compile_shows_how_often_each_node_guard_and_break_occurs() -> None:
+    shown: list[Compile] = []
+    recorder = CompileRecorder(show=shown.append)
+    recorder.install()
+    compiled(broken, dynamic=False)(torch.ones(3))
+    recorder.remove()
+    first, last = (compile.contents() for compile in shown[-2:])
+    assert {text: count for text, count in first.items() if text.startswith("node")} == {"node +": 1}
+    assert (first["guard L['x']: size=[3]"], first["guard L['x']: torch.float32"], last["node *"]) == (1, 1, 1)
+    assert [HERE in text for text in first if text.startswith("graph break")] == [True]
 
 
 def test_graph_breaks_are_named_by_place_and_cause(recorder: CompileRecorder) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 import torchao.quantization
+from torch._dynamo.backends import registry
+from torch._inductor.graph import GraphLowering
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tailgate.servers.compiler.recorder import CompileRecorder
@@ -249,7 +251,10 @@ def test_a_block_past_the_recompile_limit_is_seen_to_run_eagerly(recorder: Compi
     runner = runner_for(ArmConfig(name="limited", compile=policy, engine=ENGINE), recorder)
     recorder.drain()
     serve(runner, jobs_for(runner.vocab_size, seed=4, count=4))
-    assert {"limit_hit", "eager_fallback"} <= {event.kind for event in recorder.drain()}
+    events = recorder.drain()
+    (limit,) = (event for event in events if event.kind == "limit_hit")
+    assert "mismatch" in limit.reason
+    assert "eager_fallback" in {event.kind for event in events}
 
 
 def test_an_arm_warmed_by_one_request_recompiles_while_serving_and_says_why(recorder: CompileRecorder) -> None:
@@ -267,6 +272,29 @@ def test_an_arm_warmed_by_one_request_recompiles_while_serving_and_says_why(reco
         assert "size mismatch" in event.reason
         assert event.shape.startswith(("prefill ", "decode "))
     assert_greedy_like_generate(runner, jobs)
+
+
+@pytest.mark.parametrize("backend", ["failing", "inductor"])
+def test_a_backend_that_fails_leaves_the_script_that_reproduces_it(
+    backend: str, recorder: CompileRecorder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def failing(graph: Any, *inputs: Any) -> Any:
+        raise ValueError("no tile fits\nof any")
+
+    monkeypatch.setattr(GraphLowering, "run", failing)
+    for known in (registry._BACKENDS, registry._COMPILER_FNS):
+        monkeypatch.setitem(known, "failing", failing)
+    for name, value in (("TAILGATE_LOGS", str(tmp_path)), ("DYNAMO_TOKEN", "a\nsecret"), ("TORCH_KEPT", "1")):
+        monkeypatch.setenv(name, value)
+    runner = ModelRunner(ArmConfig(name="a", compile=compiling().replace(backend=backend), engine=ENGINE), recorder)
+    runner.load()
+    with pytest.raises(ConfigError, match=rf'compile.backend is "{backend}".*\(ValueError: no tile fits\)') as raised:
+        runner.warm_up(lambda *at: None)
+    with pytest.raises(RuntimeError, match=r"ended INTERNAL: ConfigError: compile\.backend"):
+        ask(runner, requests_of([[7] * 9], [2]))
+    first, *_ = sorted(tmp_path.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    assert str(first) in str(raised.value)
+    assert [word in first.read_text() for word in ("secret", "TORCH_KEPT", "run_repro(mod")] == [False, True, True]
 
 
 def test_weights_that_lack_parameters_of_their_config_are_refused(tmp_path: Path) -> None:
