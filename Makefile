@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all test-rest test-weights test-external test-gpu fuzz faults day bench bench-load bench-judging mutants gallery docs docs-serve check format proto clean
+.PHONY: demo test test-all test-rest test-weights test-external test-gpu fuzz faults day bench bench-load bench-judging mutants gallery docs docs-serve check release-check format proto clean
 
 # FAIL (99) is what the demo is expected to find: its naive arm recompiles.
 demo: $(VENV)/installed
@@ -96,6 +96,15 @@ check: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Before a release: the sdist of what is committed, the wheel from it in clean environments outside the tree, where it
+# judges a run and runs the demo; its version and the changelog's; what the image and the manifests name.
+release-check: $(VENV)/installed-dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check build
+	folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && mkdir "$$folder/source" && \
+		git archive HEAD | tar -x -C "$$folder/source" && \
+		$(BIN)/python -m build --outdir "$$folder" "$$folder/source" >/dev/null && \
+		TAILGATE_RELEASE="$$folder" $(BIN)/python -m pytest tests/deploy $(ARGS)
 
 format: $(VENV)/installed-dev
 	$(BIN)/ruff format .
