@@ -21,7 +21,7 @@ import shutil
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.kept import pack, unpack
 from benchmarks.other_rules import markdown, other_verdicts
 from benchmarks.planted_arm import VARIABLE
-from tailgate.analysis.records.joining import RunList, listed_runs, read_run_list, write_run_list
-from tailgate.analysis.records.plain_values import rows_of
+from tailgate.analysis.records.joining import (
+    RunList,
+    flat,
+    is_among,
+    listed_runs,
+    read_run_list,
+    shown,
+    write_run_list,
+)
 from tailgate.analysis.records.run_records import check_runs, table_files, trial_folders
 from tailgate.analysis.records.schemas import TABLES
 from tailgate.analysis.records.tables import NOT_AS_WRITTEN, RecordError, read_table
@@ -113,29 +120,15 @@ def deviations(run_dir: Path, accepted: Sequence[str] = ()) -> list[str]:
     registered_file = EXPERIMENTS / f"{name}.toml"
     if not registered_file.is_file():
         return [] if "name" in accepted else [f'name is "{name}", which no registered experiment has']
-    own, registered = dict(_flat(run)), dict(_flat(to_table(load(registered_file))))
-    found = []
-    for key in sorted({*own, *registered}):
-        if any(key == one or key.startswith(f"{one}.") for one in (*_OWN, *accepted)):
-            continue
-        if own.get(key) != registered.get(key):
-            found.append(f"{key} is {_shown(own.get(key))}, registered {_shown(registered.get(key))}")
-    return found
-
-
-def _flat(table: Mapping[str, Any], front: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in table.items():
-        if key == "arms":
-            for arm in rows_of(value):
-                yield from _flat({name: item for name, item in arm.items() if name != "name"}, f"arms.{arm['name']}.")
-        elif isinstance(value, Mapping):
-            yield from _flat(value, f"{front}{key}.")
-        else:
-            yield f"{front}{key}", value
-
-
-def _shown(value: Any) -> str:
-    return "not given" if value is None else json.dumps(value, ensure_ascii=False)
+    own, registered = (
+        dict(flat({**table, "arms": {arm["name"]: arm for arm in table["arms"]}}))
+        for table in (run, to_table(load(registered_file)))
+    )
+    return [
+        f"{key} is {shown(own.get(key))}, registered {shown(registered.get(key))}"
+        for key in sorted({*own, *registered})
+        if own.get(key) != registered.get(key) and not is_among(key, (*_OWN, *accepted))
+    ]
 
 
 def plant(case: str, more: Sequence[str]) -> int:

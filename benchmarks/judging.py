@@ -13,9 +13,7 @@ detection take seven minutes on eleven processors, sequential, objectives, attri
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
@@ -23,6 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.command import Ledger
 from benchmarks.simulation.attribution import attribution_table
 from benchmarks.simulation.detection import detection_table
 from benchmarks.simulation.frontiers import frontiers_table
@@ -59,25 +58,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.seeds < 1 or options.processes < 1:
         parser.error(f"--seeds is {options.seeds} and --processes {options.processes}: give 1 or more of each")
-    started = time.monotonic()
+    ledger = Ledger()
     table = Table(options.seeds, processes=options.processes, show=partial(print, flush=True))
     for section in options.sections or SECTIONS:
         SECTIONS[section](table)
-    rows = table.rows
-    missed = [row.check.strip() for row in rows if row.ok is False]
-    seconds = time.monotonic() - started
-    print(f"{len(rows)} lines in {seconds:.0f} s; " + (f"missed: {'; '.join(missed)}" if missed else "none missed"))
-    print(
-        json.dumps(
-            {
-                "benchmark": "judging",
-                "seeds": options.seeds,
-                "seconds": seconds,
-                "rows": [asdict(row) | {"check": row.check.strip(), "ok": row.ok} for row in rows],
-            }
-        )
-    )
-    return 1 if missed else 0
+    ledger.rows = [asdict(row) | {"check": row.check.strip(), "ok": row.ok} for row in table.rows]
+    ledger.missed = [row.check.strip() for row in table.rows if row.ok is False]
+    ledger.note(f"{len(table.rows)} lines; missed: {'; '.join(ledger.missed) or 'none'}")
+    return ledger.finish("judging", sys.argv[1:] if arguments is None else arguments, seeds=options.seeds)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ itself. Times are tailgate.servers.clock's, so a parent that passes its anchor o
 
 A token's emit_ns, and tailgate-end-ns in the trailers, are taken right before the bytes go to the socket: what a client
 stamps later than that is the wire's and the client's own lag. Whatever the client's socket cannot take waits here with
-its old stamp. Flow control is not followed: answers are far smaller than the windows of the clients that are measured.
+its old stamp. Flow control is not followed: answers are far smaller than the windows of the clients that are measured,
+and requests than the 2 GiB that they have here.
 Only the message of a request says what it asks, and headers are never decoded, so this server speaks Generate and
 the health check that a proxy sends, and nothing else.
 """
@@ -36,7 +37,6 @@ from tailgate.servers.rpc.inference_pb2 import GenerateRequest
 TICK_NS: Final = 1_000_000
 _READ_BYTES: Final = 262_144
 _HEALTH_CHECK: Final = b"\x0a\x15tailgate.v1.Inference"  # HealthCheckRequest{service}
-_REFILL: Final = 1 << 29
 
 
 class Pace:
@@ -123,7 +123,6 @@ class _Peer:
         self.out = bytearray()
         self.bodies: dict[int, bytes] = {}  # messages of requests that have not ended
         self.live: dict[int, _Group] = {}  # the group that each stream is in
-        self.unacknowledged = 0
         self.closed = False
 
     def send(self, data: bytes) -> None:
@@ -254,7 +253,6 @@ class NullServer:
                 payload = data[position + 9 : end]
                 if flags & frames.PADDED:
                     payload = frames.without_padding(payload)
-                peer.unacknowledged += end - position - 9
                 if stream_id in bodies:
                     body = bodies.pop(stream_id) + payload
                     if flags & END_STREAM:
@@ -267,9 +265,6 @@ class NullServer:
                 self._control(peer, kind, flags, stream_id, data[position + 9 : end])
             position = end
         peer.left = data[position:]
-        if peer.unacknowledged > _REFILL:
-            peer.send(frame(frames.WINDOW_UPDATE, 0, 0, UINT32.pack(peer.unacknowledged)))
-            peer.unacknowledged = 0
 
     def _control(self, peer: _Peer, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         if kind in (frames.PING, frames.SETTINGS):

@@ -21,10 +21,10 @@ from benchmarks.simulation.table import Table
 from benchmarks.simulation.weather import (
     Weather,
     arrivals,
+    collections,
     host_stalls,
     lasting_noise,
     private_stalls,
-    stalls,
 )
 from tailgate.analysis.arrays import Bools, Floats, Ints
 from tailgate.analysis.records.request_columns import RequestColumns
@@ -116,9 +116,8 @@ def live(case: Case, seed: int) -> tuple[Run, Floats]:
     host = host_stalls(weather, case.host_stalls, rng)
     outside = []
     for _ in range(case.replicas):
-        count_collections = rng.poisson(case.duration_s / case.collections_s) if case.collections_s else 0
         own = private_stalls(weather, case.private_stalls, rng)
-        outside.append([*host, *own, *stalls(weather, count_collections, 0.05, 0.2, rng)])
+        outside.append([*host, *own, *collections(weather, case.collections_s, rng)])
     must = _first_of_new_shapes(case, times, rng)
 
     def served(compiles: Bools | None) -> Served:

@@ -41,25 +41,16 @@ class Server:
         fault = _random(seed, prompt, self.name, "fault")
         breaks = int(fault.integers(TOKENS)) if fault.random() < self.faulty else TOKENS
         noise = self.batch * draws.normal(size=(TOKENS, CANDIDATES))
-        # A text is named by where it last left the likeliest one, and how.
-        text, place = "", 0
+        if self.samples:
+            noise += draws.gumbel(size=noise.shape)
+        text = ""  # named by where it last left the likeliest one, and how
         chosen: list[str] = []
-        while place < TOKENS:
-            weights = self.weights if place < breaks else "broken"
-            true = _logits(weights, seed, prompt, text)
-            logits = true + self.kernel * _kernel(self.name, seed, prompt, text) + noise
-            best = logits.argmax(axis=1)
-            if self.samples:
-                best = (logits + draws.gumbel(size=logits.shape)).argmax(axis=1)
-            expected = _logits("one", seed, prompt, text).argmax(axis=1)
-            end = TOKENS if weights == "broken" else breaks
-            left = np.flatnonzero(best[place:end] != expected[place:end])
-            stop = place + int(left[0]) + 1 if left.size else end
-            for at in range(place, stop):
-                chosen.append(f"{text}{at}.{best[at]}")
-            if left.size:
-                text = f"{text}{stop - 1}.{best[stop - 1]}/"
-            place = stop
+        for at in range(TOKENS):
+            true = _logits(self.weights if at < breaks else "broken", seed, prompt, text)[at]
+            best = int((true + self.kernel * _kernel(self.name, seed, prompt, text)[at] + noise[at]).argmax())
+            chosen.append(f"{text}{at}.{best}")
+            if best != _logits("one", seed, prompt, text)[at].argmax():
+                text = f"{text}{at}.{best}/"
         return GreedyAnswer(digest=str(prompt), asked=TOKENS, text=" ".join(chosen), pieces=TOKENS)
 
     def twice(self, seed: int, prompts: int) -> Twice:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
-from scipy import stats
 
 from benchmarks.simulation.kinds import KINDS, Kind, pair, sample, samples, trial
 from benchmarks.simulation.table import Table
@@ -67,26 +66,6 @@ def covers(item: Comparison, ratio: float) -> bool:
 def believed(items: Sequence[Comparison]) -> bool:
     """Return whether the checks of the statistics let the comparisons stand."""
     return (most_correlation(items) or 0.0) <= MOST_CORRELATION
-
-
-REQUEST_QUANTILES = (0.5, 0.95, 0.99)
-_REQUEST_DRAWS = 200
-
-
-def request_tests(kind: Kind, seed: int) -> Floats:
-    """Return 1 for each common test that calls equal arms different.
-
-    They are Mann and Whitney's test over requests, then a plain bootstrap of requests at each of REQUEST_QUANTILES.
-    """
-    one, other = (served.e2e_ms for served in trial(kind, np.random.default_rng(seed), (1.0, 1.0)))
-    wrong = [stats.mannwhitneyu(one, other).pvalue <= ALPHA]
-    rng = np.random.default_rng([seed, 2])
-    drawn = [
-        np.quantile(values[rng.integers(0, len(values), (_REQUEST_DRAWS, len(values)))], REQUEST_QUANTILES, axis=1)
-        for values in (one, other)
-    ]
-    low, high = np.quantile(np.log(drawn[0]) - np.log(drawn[1]), (ALPHA / 2, 1 - ALPHA / 2), axis=1)
-    return np.array([*wrong, *((low > 0) | (high < 0))], dtype=np.float64)
 
 
 def any_of_three(kind: Kind, seed: int) -> Floats:

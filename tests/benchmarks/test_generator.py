@@ -105,7 +105,7 @@ def test_a_grpc_client_gets_paced_tokens_with_their_send_times(tmp_path: Path) -
     assert sent_by_server(tmp_path / "server.npz")[0]["one"].tolist() == emits
 
 
-SCRIPTS = ("analysis.py", "case.py", "gallery.py", "generator.py", "judging.py", "mutants.py", "peer.py")
+SCRIPTS = ("analysis.py", "case.py", "gallery.py", "claims.py", "generator.py", "judging.py", "peer.py")
 
 
 def test_every_script_starts_from_anywhere_by_its_path(tmp_path: Path) -> None:

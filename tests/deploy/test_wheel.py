@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,8 @@ pytestmark = pytest.mark.timeout(1200)
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if release := os.environ.get("TAILGATE_RELEASE"):  # of `make release-check`: a folder with the sdist and its wheel
+        return next(Path(release).glob("tailgate-*.whl"))
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"  # a build leaves files behind, which the next one would take in
     for name in ("analysis", "loadtests", "servers", "tailgate"):
@@ -59,6 +62,16 @@ def tailgate(programs: Path, folder: Path, *words: str) -> subprocess.CompletedP
         text=True,
         check=False,
     )
+
+
+def test_the_changelog_begins_with_the_version_that_is_built(wheel: Path) -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    version, date = re.findall(r"^## (\S+) \((.+)\)$", text, re.M)[0]
+    assert wheel.name.split("-")[1] == version
+    if "TAILGATE_RELEASE" in os.environ:
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d", date), (
+            f"CHANGELOG.md has {version} ({date}): give the day of the release"
+        )
 
 
 def test_judging_needs_neither_torch_nor_locust(wheel: Path, folder: Path, tmp_path: Path) -> None:

@@ -21,11 +21,12 @@ from benchmarks.simulation.detection import (
     share_seen,
 )
 from benchmarks.simulation.fleet import Fleet
-from benchmarks.simulation.kinds import KINDS
+from benchmarks.simulation.kinds import KINDS, Kind, trial
 from benchmarks.simulation.planning import replanned
-from benchmarks.simulation.promises import AT_MARGIN, METRICS, POWER, any_of_three, coverage, outcome, request_tests
+from benchmarks.simulation.promises import ALPHA, AT_MARGIN, METRICS, POWER, any_of_three, coverage, outcome
 from benchmarks.simulation.promises import MARGIN as MARGIN_PROMISES
 from benchmarks.simulation.table import Table
+from tailgate.analysis.arrays import Floats
 
 RUNS = 30
 
@@ -37,6 +38,26 @@ def most(share: float, runs: int = RUNS) -> float:
 
 def least(share: float, runs: int = RUNS) -> float:
     return float(stats.binom.ppf(0.001, runs, share)) / runs
+
+
+REQUEST_QUANTILES = (0.5, 0.95, 0.99)
+_REQUEST_DRAWS = 200
+
+
+def request_tests(kind: Kind, seed: int) -> Floats:
+    """Return 1 for each common test that calls equal arms different.
+
+    They are Mann and Whitney's test over requests, then a plain bootstrap of requests at each of REQUEST_QUANTILES.
+    """
+    one, other = (served.e2e_ms for served in trial(kind, np.random.default_rng(seed), (1.0, 1.0)))
+    wrong = [stats.mannwhitneyu(one, other).pvalue <= ALPHA]
+    rng = np.random.default_rng([seed, 2])
+    drawn = [
+        np.quantile(values[rng.integers(0, len(values), (_REQUEST_DRAWS, len(values)))], REQUEST_QUANTILES, axis=1)
+        for values in (one, other)
+    ]
+    low, high = np.quantile(np.log(drawn[0]) - np.log(drawn[1]), (ALPHA / 2, 1 - ALPHA / 2), axis=1)
+    return np.array([*wrong, *((low > 0) | (high < 0))], dtype=np.float64)
 
 
 def test_tests_over_requests_call_equal_arms_different_under_load() -> None:
