@@ -333,7 +333,7 @@ class StepRunner(ABC):
             )
         return {owner: size for owner, size in memory.items() if size}
 
-    def _tensor(self, values: list[Any], dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    def _tensor(self, values: Any, dtype: torch.dtype = torch.int64) -> torch.Tensor:
         if self.device.type != "cuda":
             return torch.tensor(values, dtype=dtype)
         # from pinned memory the copy does not delay this thread
