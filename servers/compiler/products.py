@@ -129,10 +129,10 @@ def multiply_row(
     scale: [rows, 1], of quantised weights. norm: [columns], the weight of an RMS norm of `source` with `epsilon`.
     residual: [..., rows], added to the product. gated: return silu(first half) * second half of the product instead.
     """
-    row = source.float()
+    row = source if source.dtype == torch.float64 else source.float()
     if norm is not None:
         row = row * norm * torch.rsqrt((row * row).mean(-1, keepdim=True) + epsilon)
-    product = row @ weight.float().t()
+    product = row @ weight.to(row.dtype).t()
     if scale is not None:
         product = product * scale[:, 0]
     if gated:

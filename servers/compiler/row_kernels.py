@@ -19,7 +19,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from tailgate.servers.compiler.products import FEW_PRODUCT, FEW_TILE, ROW_PRODUCT, row_block
 
 _ROWS = 4  # outputs of a program for one row, of one matrix or of each of two
-_TILE = FEW_TILE  # outputs of a program for few rows
 _MOST = 64  # rows; the library is as fast with more
 
 
@@ -159,10 +158,10 @@ def _multiply_few(  # type: ignore[no-untyped-def]
 @triton.jit  # type: ignore[untyped-decorator]
 def _gate(product, output, rows, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    half = product + tl.program_id(0).to(tl.int64) * 2 * rows + place
-    gate, up = tl.load(half).to(tl.float32), tl.load(half + rows).to(tl.float32)
-    out = output + tl.program_id(0).to(tl.int64) * rows + place
-    tl.store(out, (gate * tl.sigmoid(gate) * up).to(output.dtype.element_ty))
+    row = tl.program_id(0).to(tl.int64)
+    gate = tl.load(product + 2 * row * rows + place, mask=place < rows, other=0.0).to(tl.float32)
+    up = tl.load(product + (2 * row + 1) * rows + place, mask=place < rows, other=0.0).to(tl.float32)
+    tl.store(output + row * rows + place, (gate * tl.sigmoid(gate) * up).to(output.dtype.element_ty), mask=place < rows)
 
 
 @functools.cache
@@ -224,10 +223,10 @@ def launch_few(source: torch.Tensor, weight: torch.Tensor, gated: bool) -> torch
         product = nn.functional.linear(source, weight)
         if not gated:
             return product
-        _gate[(count, rows // _TILE)](product, output, rows, BLOCK=_TILE)
+        _gate[(count, triton.cdiv(rows, 1024))](product, output, rows, BLOCK=1024)
         return output
     processors = torch.cuda.get_device_properties(source.device).multi_processor_count
-    tiles, early = rows // _TILE, _early(source.device)
+    tiles, early = rows // FEW_TILE, _early(source.device)
     splits = 1 if gated else 2
     block_m = max(16, triton.next_power_of_2(count))
     is_single = not gated and tiles * splits <= processors  # one program a processor: it reads more at once
@@ -235,13 +234,13 @@ def launch_few(source: torch.Tensor, weight: torch.Tensor, gated: bool) -> torch
         source.contiguous(),
         weight,
         output,
-        output if splits == 1 else source.new_empty(tiles * splits * _TILE * block_m, dtype=torch.float32),
+        output if splits == 1 else source.new_empty(tiles * splits * FEW_TILE * block_m, dtype=torch.float32),
         _arrivals(source.device),
         count,
         rows,
         COLUMNS=columns,
         BLOCK_M=block_m,
-        BLOCK_N=_TILE,
+        BLOCK_N=FEW_TILE,
         BLOCK_K=256 if is_single else 128,
         SPLITS=splits,
         STAGES=4 if gated else 3,
