@@ -337,7 +337,7 @@ class StepRunner(ABC):
         if self.device.type != "cuda":
             return torch.tensor(values, dtype=dtype)
         # from pinned memory the copy does not delay this thread
-        return torch.tensor(values, dtype=dtype, pin_memory=True).to(self.device, non_blocking=True)
+        return torch.as_tensor(values, dtype=dtype).pin_memory().to(self.device, non_blocking=True)
 
     def _to_host(self, results: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
         if self.device.type != "cuda":
