@@ -432,7 +432,7 @@ PRESET_POLICIES: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] 
             "capture": True,
             "join_projections": True,
             "row_kernels": True,
-            "options": {"combo_kernels": True},
+            "options": {"combo_kernels": True, "triton.enable_pdl": True},
         },
     ),
     "compiled-dynamic": (
