@@ -30,11 +30,11 @@ Pooling = Literal["mean", "cls"]
 Quantisation = Literal["none", "float8-per-row", "float8-weight-only", "int8-weight-only", "int4-weight-only"]
 # Those that widen each weight before its product, which needs nothing of a device.
 _WIDENED = ("float8-weight-only", "int8-weight-only")
-# Those whose weights are read as one matrix where projections of one input are joined.
-_JOINED = ("none", "float8-per-row")
+# Its packed weights cannot be read as one matrix.
+_NOT_JOINED = "int4-weight-only"
 # The oldest NVIDIA GPUs that know float8: Ada and Hopper.
 _FLOAT8_CAPABILITY = (8, 9)
-_OF_INDUCTOR = ("mode", "options", "join_projections", "artifact")
+_OF_INDUCTOR = ("mode", "options", "join_projections", "row_kernels", "artifact")
 # What each task has no use for, and why.
 _UNUSED: Mapping[Task, Mapping[str, str]] = {
     "generate": {
@@ -45,6 +45,7 @@ _UNUSED: Mapping[Task, Mapping[str, str]] = {
         "model.quantisation": "encoders are served in their own weights alone",
         "engine.step_tokens": "a step takes up to engine.slots texts",
         "compile.join_projections": "encoders multiply with biases, which are not joined",
+        "compile.row_kernels": "encoders multiply with biases, which these kernels do not add",
     },
 }
 
@@ -201,8 +202,8 @@ class ShapeConfig(Settings):
     kind: ShapeKind = "exact"
     """`exact` runs the true size, `pad` pads everything to the largest size, `buckets` rounds up to the next bucket."""
     batch_ladder: Ladder = ()
-    """Buckets for the rows of a batch, rising to at least `engine.slots`. With `buckets` only. Default: 1, 2, 4 …
-    `engine.slots`."""
+    """Buckets for the rows of a batch, rising to at least `engine.slots`. With `buckets` only. Default: 1, 2, 4, 8,
+    16, 24, 32, 48 … `engine.slots`, from 16 on two in each doubling."""
     length_ladder: Ladder = ()
     """Buckets for the tokens of a step that reads prompts, rising to at least `engine.step_tokens`; of an encoder, for
     the tokens of a text. With `buckets` only. Default: 32, 64, 96, 128, 160 … the most, four in each doubling."""
@@ -231,7 +232,7 @@ class CompileConfig(Settings):
     """Make a graph break an error."""
     backend: str = "inductor"
     """A backend that torch knows, or that an installed package announces under `torch_dynamo_backends`. Only `inductor`
-    takes `mode`, `options`, `join_projections` and `artifact`."""
+    takes `mode`, `options`, `join_projections`, `row_kernels` and `artifact`."""
     regional: bool = False
     """Compile the repeated block once for all layers, instead of the whole model."""
     recompile_limit: int = Field(default=0, ge=0, le=100_000)
@@ -246,6 +247,9 @@ class CompileConfig(Settings):
     """Once warm, refuse requests whose step no graph fits (FAILED_PRECONDITION), instead of compiling."""
     join_projections: bool = False
     """Multiply query, key and value, and gate and up, as one matrix each."""
+    row_kernels: bool = False
+    """Multiply the rows of decode steps of up to 64 answers in kernels of tailgate instead of the compiler's and the
+    library's. Has no effect on a CPU."""
     warmup: Literal["shapes", "lengths", "minimal"] = "shapes"
     """`shapes` runs every planned shape, `lengths` prompts of many lengths, `minimal` one short request, like a
     deployment without a warm-up plan."""
@@ -306,10 +310,10 @@ class ArmConfig(Settings):
                     f'{path} is {as_toml(value)} but model.task is "{self.model.task}", and {why}: leave it out'
                 )
         shapes, engine, compiled = self.shapes, self.engine, self.compile
-        if compiled.join_projections and self.model.quantisation not in _JOINED:
+        if compiled.join_projections and self.model.quantisation == _NOT_JOINED:
             raise ValueError(
-                f'compile.join_projections is true but model.quantisation is "{self.model.quantisation}", and of '
-                'quantised weights those in "float8-per-row" alone are joined: leave it out'
+                f'compile.join_projections is true but model.quantisation is "{_NOT_JOINED}", whose weights are not '
+                "joined: leave it out"
             )
         if compiled.capture and shapes.kind == "exact":
             raise ValueError(
@@ -371,13 +375,13 @@ def check_positions(model: ModelConfig, engine: EngineConfig, positions: int) ->
         )
 
 
-def doubling(first: int, last: int) -> tuple[int, ...]:
-    """Return `first`, twice that, and so on below `last`, then `last` itself."""
-    steps = []
-    while first < last:
-        steps.append(first)
-        first *= 2
-    return (*steps, last)
+def default_batches(slots: int) -> tuple[int, ...]:
+    """Return the batch ladder of an arm that names none: from 16 on there are two buckets between two powers of two."""
+    steps, step = [], 1
+    while step < slots:
+        steps.append(step)
+        step += step if step < 16 else (1 << step.bit_length() - 1) // 2
+    return (*steps, slots)
 
 
 def default_lengths(longest: int) -> tuple[int, ...]:
@@ -427,7 +431,8 @@ PRESET_POLICIES: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] 
             "regional": True,
             "capture": True,
             "join_projections": True,
-            "options": {"coordinate_descent_tuning": True, "combo_kernels": True},
+            "row_kernels": True,
+            "options": {"combo_kernels": True, "triton.enable_pdl": True},
         },
     ),
     "compiled-dynamic": (
@@ -456,11 +461,10 @@ def with_preset(table: Mapping[str, Any]) -> dict[str, Any]:
     _, shapes, policy = PRESET_POLICIES.get(str(preset), ("", {}, {}))
     if isinstance(own, Mapping):
         policy = {"warmup": policy.get("warmup", "shapes")} if own.get("enabled") is False else policy
-        left = ["options", "join_projections"] if own.get("backend", "inductor") != "inductor" else []
-        if isinstance(model, Mapping) and (
-            model.get("task") == "embed" or model.get("quantisation", "none") not in _JOINED
-        ):
-            left.append("join_projections")
+        left = ["options", "join_projections", "row_kernels"] if own.get("backend", "inductor") != "inductor" else []
+        if isinstance(model, Mapping):
+            left += ["join_projections", "row_kernels"] if model.get("task") == "embed" else []
+            left += ["join_projections"] if model.get("quantisation") == _NOT_JOINED else []
         policy = {key: value for key, value in policy.items() if key not in left}
     return {**table, "shapes": over(shapes, table.get("shapes", {})), "compile": over(policy, own)}
 

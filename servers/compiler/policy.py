@@ -24,7 +24,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError as UnprovenBounds
 
 from tailgate.servers.compiler import products
-from tailgate.servers.compiler.products import join_linears, scale_products, store_single_rows
+from tailgate.servers.compiler.products import join_linears, multiply_rows, scale_products
 from tailgate.servers.complaint import LOGS, ConfigError, named
 from tailgate.servers.config import CompileConfig
 
@@ -87,13 +87,8 @@ GraphChange = Callable[[torch.fx.Graph], None]
 
 def graph_changes(policy: CompileConfig) -> tuple[GraphChange, ...]:
     """Return the changes to make to a graph before the compiler reads it, in order."""
-    changes: list[GraphChange] = [scale_products]
-    if policy.join_projections:
-        changes.append(join_linears)
-    # without this option such products stay products
-    if policy.options.get("coordinate_descent_tuning"):
-        changes.append(store_single_rows)
-    return tuple(changes)
+    changes = {multiply_rows: policy.row_kernels, scale_products: True, join_linears: policy.join_projections}
+    return tuple(change for change, wanted in changes.items() if wanted)
 
 
 class _GraphPass(CustomGraphPass):

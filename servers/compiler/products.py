@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from torch._inductor.inductor_prims import force_stride_order
 
 
 def join_linears(graph: torch.fx.Graph) -> None:
-    """Join products of one input with weights adjacent in memory (model.join_weights) into one product.
-
-    A single row is left alone: the compiler turns its products into reductions, which it fuses better one by one.
-    """
+    """Join products of one input with weights adjacent in memory (model.join_weights) into one product."""
     for nodes in _groups(graph, lambda weight: weight if weight.is_contiguous() else None):
         source = nodes[0].args[0]
         weights = [_example(node.args[1]) for node in nodes]
-        if len(nodes) < 2 or _example(source).numel() == weights[0].shape[1]:
+        if len(nodes) < 2:
             continue
         with graph.inserting_before(min(nodes)):
             joined = graph.call_function(torch.as_strided, (nodes[0].args[1], *_joined(weights)))
@@ -113,35 +110,196 @@ def scaled_product(source: torch.Tensor, weights: Sequence[Any]) -> torch.Tensor
     return scaled.to(source.dtype).reshape(*source.shape[:-1], -1)
 
 
-# What memory does not hide while it brings a product's weights.
-_ACTIVATIONS = frozenset({"silu", "gelu", "relu", "leaky_relu", "sigmoid", "tanh", "softplus", "mish"})
+# The product of one row: an operator of its own, opaque to the compiler. row_kernels.py adds its form on a GPU.
+ROW_PRODUCT = "tailgate::row_product"
+_DEVICES = ("cuda",)
 
 
-def store_single_rows(graph: torch.fx.Graph) -> None:
-    """Store the input of a single-row product in memory, if it contains an activation or the weights are quantised.
+def multiply_row(
+    source: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor | None,
+    norm: torch.Tensor | None,
+    epsilon: float,
+    residual: torch.Tensor | None,
+    gated: bool,
+) -> torch.Tensor:
+    """Return source [..., columns], a single row, times weight [rows, columns]: [..., rows].
 
-    The compiler turns such a product into a reduction and fuses its input into it: each of thousands of columns
-    computes the input again. A norm costs a few multiplications, which are free while plain weights are read.
+    scale: [rows, 1], of quantised weights. norm: [columns], the weight of an RMS norm of `source` with `epsilon`.
+    residual: [..., rows], added to the product. gated: return silu(first half) * second half of the product instead.
     """
-    stored: dict[torch.fx.Node, torch.fx.Node] = {}
-    for node in list(graph.nodes):
-        if node.target is not nn.functional.linear or len(node.args) < 2:
-            continue
-        source, weight = node.args[:2]
-        row = _example(source)
-        if row is None or source.op == "placeholder" or not all(isinstance(size, int) for size in row.shape):
-            continue
-        widened = hasattr(_example(weight), "__tensor_flatten__")
-        if row.numel() != row.shape[-1] or not (widened or _is_activation(source)):
-            continue
-        if source not in stored:
-            with graph.inserting_before(node):
-                # an operator of inductor that gives the same tensor, in memory
-                stored[source] = graph.call_function(force_stride_order, (source, row.stride()))
-            stored[source].meta = dict(source.meta)
-        node.args = (stored[source], *node.args[1:])
+    row = source if source.dtype == torch.float64 else source.float()
+    if norm is not None:
+        row = row * norm * torch.rsqrt((row * row).mean(-1, keepdim=True) + epsilon)
+    product = row @ weight.to(row.dtype).t()
+    if scale is not None:
+        product = product * scale[:, 0]
+    if gated:
+        gate, up = product.chunk(2, -1)
+        product = nn.functional.silu(gate) * up
+    if residual is not None:
+        product = product + residual
+    return product.to(source.dtype)
 
 
-def _is_activation(node: torch.fx.Node) -> bool:
-    """Return whether `node` is an activation or is computed from one, as in silu(gate) * up."""
-    return any(getattr(item.target, "__name__", "") in _ACTIVATIONS for item in (node, *node.all_input_nodes))
+torch.library.define(ROW_PRODUCT, torch.library.infer_schema(multiply_row, mutates_args=()))
+torch.library.impl(ROW_PRODUCT, "cpu", multiply_row)
+
+
+# The product of few rows, of plain weights.
+FEW_PRODUCT = "tailgate::few_product"
+FEW_TILE = 64  # outputs a program
+
+
+def multiply_few(source: torch.Tensor, weight: torch.Tensor, gated: bool) -> torch.Tensor:
+    """Return source [..., columns] times weight [rows, columns]: [..., rows].
+
+    gated: return silu(first half) * second half of the product instead.
+    """
+    product = nn.functional.linear(source, weight)
+    if not gated:
+        return product
+    gate, up = product.chunk(2, -1)
+    return nn.functional.silu(gate) * up
+
+
+torch.library.define(FEW_PRODUCT, torch.library.infer_schema(multiply_few, mutates_args=()))
+torch.library.impl(FEW_PRODUCT, "cpu", multiply_few)
+
+
+def _shape(source: torch.Tensor, weight: torch.Tensor, *rest: Any) -> torch.Tensor:
+    rows = weight.shape[0] // 2 if rest[-1] else weight.shape[0]
+    return source.new_empty((*source.shape[:-1], rows))
+
+
+torch.library.register_fake(ROW_PRODUCT, _shape)
+torch.library.register_fake(FEW_PRODUCT, _shape)
+
+
+def row_block(columns: int) -> int:
+    """Return how many columns the kernel reads at once, a power of two that divides `columns`; 0 where none is long
+    enough."""
+    return next((block for block in (1024, 512, 256) if columns % block == 0), 0)
+
+
+def multiply_rows(graph: torch.fx.Graph) -> None:
+    """Compute products of a single row by `multiply_row`, together with the norm before them and the gate or the
+    residual after them, and those of decode steps of more rows by `multiply_few`, together with the gate."""
+    for nodes in _groups(graph, _held_by_rows):
+        source, weight = (_example(item) for item in nodes[0].args[:2])
+        rows, held = math.prod(source.shape[:-1]), getattr(weight, "qdata", weight)
+        is_row = isinstance(rows, int) and rows == 1
+        if held.device.type not in _DEVICES or not row_block(held.shape[1]):
+            continue
+        if not is_row and not _is_few(source, held, [_example(node.args[1]).shape[0] for node in nodes]):
+            continue
+        if held.device.type == "cuda":
+            from tailgate.servers.compiler import row_kernels  # noqa: F401 (registers itself)
+        gate, after = _gate(nodes), _residual(nodes) if is_row else None
+        with graph.inserting_before(max(nodes)):
+            weights = tuple(node.args[1] for node in nodes)
+            if is_row:
+                row, norm, epsilon = _norm(nodes[0].args[0])
+                residual = after and next(item for item in after.args if item is not nodes[0])
+                product = graph.call_function(row_product, (row, weights, norm, epsilon, residual, gate is not None))
+            else:
+                product = graph.call_function(few_product, (nodes[0].args[0], weights, gate is not None))
+        if (last := gate or after) is None:
+            _share(graph, product, nodes)
+            continue
+        product.meta = dict(last.meta)
+        last.replace_all_uses_with(product)
+        # users before what they use
+        for node in (last, *(item for item in last.all_input_nodes if gate and item not in nodes), *nodes):
+            graph.erase_node(node)
+
+
+def _is_few(source: torch.Tensor, weight: torch.Tensor, rows: Sequence[int]) -> bool:
+    """Return whether a step decodes rows, as many as come or few, and the kernel can multiply them."""
+    decodes = source.dim() == 3 and source.shape[1] == 1
+    count = source.shape[0]
+    is_plain = weight.dtype == source.dtype and weight.element_size() == 2
+    return (
+        decodes
+        and is_plain
+        and all(size % FEW_TILE == 0 for size in rows)
+        and (not isinstance(count, int) or count <= 64)
+    )
+
+
+def _held_by_rows(weight: Any) -> torch.Tensor | None:
+    """Return the numbers of a weight that the kernel reads: plain ones, or quantised ones with one scale a row."""
+    if not hasattr(weight, "__tensor_flatten__"):
+        return weight if weight.is_contiguous() else None
+    scale = getattr(weight, "scale", None)
+    return weight.qdata if scale is not None and scale.shape == (weight.shape[0], 1) else None
+
+
+def row_product(
+    source: torch.Tensor,
+    weights: Sequence[Any],
+    norm: torch.Tensor | None,
+    epsilon: float,
+    residual: torch.Tensor | None,
+    gated: bool,
+) -> torch.Tensor:
+    """Return `multiply_row` of weights that are adjacent in memory."""
+    first = weights[0]
+    values, scales = getattr(first, "qdata", first), getattr(first, "scale", None)
+    if len(weights) > 1:
+        values = torch.as_strided(values, *_joined([getattr(item, "qdata", item) for item in weights]))
+        scales = None if scales is None else torch.as_strided(scales, *_joined([item.scale for item in weights]))
+    product: torch.Tensor = torch.ops.tailgate.row_product(source, values, scales, norm, epsilon, residual, gated)
+    return product
+
+
+def few_product(source: torch.Tensor, weights: Sequence[torch.Tensor], gated: bool) -> torch.Tensor:
+    """Return `multiply_few` of weights that are adjacent in memory."""
+    weight = weights[0] if len(weights) == 1 else torch.as_strided(weights[0], *_joined(weights))
+    product: torch.Tensor = torch.ops.tailgate.few_product(source, weight, gated)
+    return product
+
+
+def _only_user(node: torch.fx.Node, *names: str) -> torch.fx.Node | None:
+    user = next(iter(node.users), None)
+    return user if len(node.users) == 1 and getattr(user and user.target, "__name__", "") in names else None
+
+
+def _gate(nodes: Sequence[torch.fx.Node]) -> torch.fx.Node | None:
+    """Return silu(first) * second of two products, where nothing else reads them."""
+    if len(nodes) != 2 or (silu := _only_user(nodes[0], "silu")) is None:
+        return None
+    gated = _only_user(silu, "mul")
+    same_rows = _example(nodes[0].args[1]).shape == _example(nodes[1].args[1]).shape
+    return gated if gated is not None and same_rows and _only_user(nodes[1], "mul") is gated else None
+
+
+def _residual(nodes: Sequence[torch.fx.Node]) -> torch.fx.Node | None:
+    """Return the sum of the product and what stood before it, where nothing else reads the product."""
+    added = _only_user(nodes[0], "add") if len(nodes) == 1 else None
+    if added is None or added.kwargs or len(added.args) != 2:
+        return None
+    other = next((item for item in added.args if item is not nodes[0]), None)
+    if not isinstance(other, torch.fx.Node) or not other < nodes[0]:
+        return None
+    one, two = _example(other), _example(nodes[0])
+    return added if one is not None and (one.shape, one.dtype) == (two.shape, two.dtype) else None
+
+
+def _norm(source: Any) -> tuple[Any, Any, float]:
+    """Return (input, weight, epsilon) of the RMS norm that gives `source`, written as transformers' models write it;
+    (source, None, 0) of anything else."""
+    try:
+        weight, narrow = source.args
+        wide, root = narrow.args[0].args
+        mean, epsilon = root.args[0].args
+        power = mean.args[0]
+        chain = (source, narrow, narrow.args[0], wide, root, root.args[0], mean, power)
+        names = [getattr(node.target, "__name__", node.target) for node in chain]
+        is_norm = names == ["mul", "to", "mul", "to", "rsqrt", "add", "mean", "pow"]
+        if is_norm and power.args == (wide, 2) and mean.args[1:] == (-1,) and _example(weight).dim() == 1:
+            return wide.args[0], weight, float(epsilon)
+    except (AttributeError, IndexError, TypeError, ValueError):
+        pass  # another shape of graph
+    return source, None, 0.0

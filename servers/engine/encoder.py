@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -63,15 +64,12 @@ class EncoderRunner(StepRunner):
         """Do nothing: a text is held by its one step alone."""
 
     def _inputs(self, step: Step, shape: StepShape) -> tuple[list[torch.Tensor], Tensors]:
-        ids, mask = [], []
-        for job in step.jobs:
-            rest = shape.length - len(job.prompt)
-            ids.append(job.prompt + [self._padding] * rest)
-            mask.append([1] * len(job.prompt) + [0] * rest)
-        for _ in range(shape.batch - len(step.jobs)):
-            # attention over nothing is no number, so a padding row sees one token
-            ids.append([self._padding] * shape.length)
-            mask.append([1] + [0] * (shape.length - 1))
+        ids = np.full((shape.batch, shape.length), self._padding)
+        mask = np.zeros_like(ids)
+        for row, job in enumerate(step.jobs):
+            ids[row, : len(job.prompt)] = job.prompt
+            mask[row, : len(job.prompt)] = 1
+        mask[len(step.jobs) :, 0] = 1  # attention over nothing is no number, so a padding row sees one token
         return [self._tensor(ids), self._tensor(mask)], ()
 
     def _varying(

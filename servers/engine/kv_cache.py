@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache, StaticLayer
 from tailgate.servers.compiler.policy import fix_address
 from tailgate.servers.compiler.recorder import EagerCanary
 
-TILE = 128
+TILE = 64
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -9,7 +9,7 @@ from itertools import product
 from typing import Literal
 
 from tailgate.servers.complaint import ConfigError
-from tailgate.servers.config import ArmConfig, EngineConfig, doubling, prefill_lengths
+from tailgate.servers.config import ArmConfig, EngineConfig, default_batches, prefill_lengths
 
 # Parts of prompts, with one token of each running answer; one token of each running answer alone; whole texts.
 Kind = Literal["prefill", "decode", "encode"]
@@ -145,7 +145,7 @@ def policy_of(arm: ArmConfig) -> ShapePolicy:
         return ExactShape(engine=engine, longest=arm.longest_step, min_size=shapes.min_size, embeds=embeds)
     return Buckets(
         lengths=prefill_lengths(arm),
-        batches=(engine.slots,) if shapes.kind == "pad" else shapes.batch_ladder or doubling(1, engine.slots),
+        batches=(engine.slots,) if shapes.kind == "pad" else shapes.batch_ladder or default_batches(engine.slots),
         context=0 if embeds else engine.max_length,
     )
 

@@ -336,11 +336,11 @@ class StepRunner(ABC):
             )
         return {owner: size for owner, size in memory.items() if size}
 
-    def _tensor(self, values: list[Any], dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    def _tensor(self, values: Any, dtype: torch.dtype = torch.int64) -> torch.Tensor:
         if self.device.type != "cuda":
             return torch.tensor(values, dtype=dtype)
         # from pinned memory the copy does not delay this thread
-        return torch.tensor(values, dtype=dtype, pin_memory=True).to(self.device, non_blocking=True)
+        return torch.as_tensor(values, dtype=dtype).pin_memory().to(self.device, non_blocking=True)
 
     def _to_host(self, results: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
         if self.device.type != "cuda":

@@ -12,6 +12,7 @@ from torch import _inductor as inductor
 from torch import nn
 from torch._inductor.utils import run_and_get_code
 
+from tailgate.servers.compiler import products
 from tailgate.servers.compiler.policy import compile_step, configure_compiler
 from tailgate.servers.compiler.recorder import CompileRecorder
 from tailgate.servers.complaint import ConfigError
@@ -72,15 +73,17 @@ def test_cache_hits_and_missing_cuda_graphs_are_reported(recorder: CompileRecord
 
 
 @torch.no_grad()
-def test_inductor_knows_the_operator_that_stores_a_row() -> None:
-    policy = CompileConfig(enabled=True, dynamic=False, options={"coordinate_descent_tuning": True})
-    module, x = Gated(), torch.randn(1, 1, 8)
+def test_inductor_calls_the_operator_of_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "_DEVICES", ("cpu",))
+    policy = CompileConfig(enabled=True, dynamic=False, join_projections=True, row_kernels=True)
+    module, x = Gated(256, 256), torch.randn(1, 1, 256)
+    join_weights(module)
     configure_compiler(policy, planned_shapes=1, closed=True, regions=1)
     try:
         with inductor.config.patch(force_disable_caches=True):
             answer, code = run_and_get_code(compile_step(module, policy), x)
         torch.testing.assert_close(answer, module(x))
-        assert "force_stride_order" in code[0]
+        assert code[0].count("torch.ops.tailgate.row_product.default(") == 2
     finally:
         reset_compiler()
 

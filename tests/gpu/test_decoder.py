@@ -138,6 +138,30 @@ def test_scales_outside_a_product_give_the_answer_of_scales_within(batch: int) -
         reset_compiler()
 
 
+@pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 33, 64, 65, 200])
+@pytest.mark.parametrize(("rows", "columns"), [(64, 256), (192, 768), (6144, 4096), (4096, 14336)])
+@pytest.mark.parametrize("gated", [False, True])
+def test_products_of_rows_agree_with_float64(count: int, rows: int, columns: int, gated: bool) -> None:
+    from tailgate.servers.compiler import products, row_kernels
+
+    random = partial(random_values, generator=torch.Generator("cuda").manual_seed(count))
+    source, weight = random(count, 1, columns), random((1 + gated) * rows, columns) * columns**-0.5
+    expected = products.multiply_few(source.double(), weight.double(), gated)
+    for _ in range(3):  # the counters between programs must be ready again after each call
+        output = row_kernels.launch_few(source, weight, gated)
+        assert (output.double() - expected).norm() / expected.norm() < 5e-3
+    if count > 1:
+        return
+    scale, norm, residual = torch.rand(len(weight), 1, device="cuda"), random(columns), random(1, 1, rows)
+    for held in (weight, (weight * 64).to(torch.float8_e4m3fn), (weight * 64).to(torch.int8), weight.float()):
+        for parts in ((None, None), (norm, None), (None, residual), (norm, residual)):
+            scales = None if held.dtype.itemsize > 1 else scale
+            output = row_kernels.launch_row(source, held, scales, parts[0], 1e-5, parts[1], gated)
+            wide = [item if item is None else item.double() for item in (source, held, scales, parts[0], parts[1])]
+            expected = products.multiply_row(*wide[:4], 1e-5, wide[4], gated)
+            assert (output.double() - expected).norm() / expected.norm() < 5e-3
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="torch sees one GPU")
 @pytest.mark.parametrize("preset", ["eager", "compiled-bucketed", "compiled-dynamic"])
 def test_an_arm_runs_on_the_gpu_that_it_is_given(preset: str, recorder: CompileRecorder) -> None:

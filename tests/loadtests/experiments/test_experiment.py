@@ -58,10 +58,10 @@ def test_an_arm_has_its_preset_with_its_own_changes() -> None:
 
 
 def test_a_quantised_arm_is_comparable_and_its_projections_are_not_joined(tmp_path: Path) -> None:
-    quantised = {"preset": "compiled-bucketed", "model": {"quantisation": "int8-weight-only"}}
+    quantised = {"preset": "compiled-bucketed", "model": {"quantisation": "int4-weight-only"}}
     experiment = changed(arm=quantised)
     config = arm_of(experiment).config
-    assert (config.model.quantisation, config.compile.join_projections) == ("int8-weight-only", False)
+    assert (config.model.quantisation, config.compile.join_projections) == ("int4-weight-only", False)
     assert [arm.name for arm in experiment.quantised_arms] == ["compiled"]
     assert changed(model={"quantisation": "int8-weight-only", "device": "cpu"}).quantised_arms == ()
     text = to_toml(experiment).replace('texts = ""', 'texts = "own.jsonl"')

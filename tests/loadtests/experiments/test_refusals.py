@@ -94,7 +94,7 @@ def refused(changes: Mapping[str, Any], base: str = MINIMAL) -> str:
         ),
         (
             {"arm": {"preset": "compiled-bucketed", "compile": {"join_projections": True}}}
-            | {"model": {"quantisation": "int8-weight-only"}},
+            | {"model": {"quantisation": "int4-weight-only"}},
             ("compile.join_projections is true", "model.quantisation"),
         ),
         (

@@ -16,10 +16,18 @@ from torch._dynamo.backends import registry
 from torchao import quantization
 from torchao.float8.inference import Float8MMConfig
 from torchao.quantization.quantize_.workflows import QuantizeTensorToFloat8Kwargs
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from tailgate.servers.compiler import artifacts, policy, products, regions
 from tailgate.servers.compiler.policy import graph_changes, load_backend
-from tailgate.servers.compiler.products import join_linears, scale_products, scaled_product, store_single_rows
+from tailgate.servers.compiler.products import (
+    few_product,
+    join_linears,
+    multiply_rows,
+    row_product,
+    scale_products,
+    scaled_product,
+)
 from tailgate.servers.compiler.recorder import EagerCanary
 from tailgate.servers.compiler.regions import repeated_blocks
 from tailgate.servers.complaint import ConfigError
@@ -29,15 +37,10 @@ from tests.servers.compiler.test_recorder import reset_compiler
 from tests.servers.test_config import refusal
 
 
-def test_rows_are_stored_where_the_compiler_makes_reductions_of_products() -> None:
-    searching = {"coordinate_descent_tuning": True}
-    for join, options, changes in (
-        (True, searching, (scale_products, join_linears, store_single_rows)),
-        (False, searching, (scale_products, store_single_rows)),
-        (True, {}, (scale_products, join_linears)),
-        (False, {"coordinate_descent_tuning": False}, (scale_products,)),
-    ):
-        assert graph_changes(CompileConfig(enabled=True, join_projections=join, options=options)) == changes
+def test_a_policy_chooses_the_changes_of_its_graphs() -> None:
+    assert graph_changes(CompileConfig(enabled=True)) == (scale_products,)
+    both = CompileConfig(enabled=True, join_projections=True, row_kernels=True)
+    assert graph_changes(both) == (multiply_rows, scale_products, join_linears)
 
 
 def test_the_key_of_compiled_code_holds_the_source_of_graph_changes(
@@ -150,15 +153,15 @@ def compiled(
     module: nn.Module, counts: list[int], *, graph_pass: Callable[[torch.fx.Graph], None] = join_linears
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     """`module` by a compiler that runs the pass, and counts what the pass is about in each graph."""
-    counted: Any = {join_linears: nn.functional.linear, scale_products: scaled_product}.get(
-        graph_pass, products.force_stride_order
+    counted: Any = {join_linears: [nn.functional.linear], scale_products: [scaled_product]}.get(
+        graph_pass, [row_product, few_product]
     )
 
     def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., object]:
         graph_pass(graph.graph)
         graph.graph.lint()
         graph.recompile()
-        counts.append(sum(node.target is counted for node in graph.graph.nodes))
+        counts.append(sum(node.target in counted for node in graph.graph.nodes))
         return graph.forward
 
     torch._dynamo.reset()
@@ -172,7 +175,7 @@ def storages(module: nn.Module) -> set[int]:
 
 @torch.no_grad()
 def test_projections_that_lie_side_by_side_become_one_product() -> None:
-    """But those of a single row, with a bias, or whose weights are not adjacent stay as they are."""
+    """But those with a bias, or whose weights are not adjacent stay as they are."""
     module, x = Attention(), torch.randn(3, 5, 8)
     expected = module(x)
     counts: list[int] = []
@@ -181,8 +184,7 @@ def test_projections_that_lie_side_by_side_become_one_product() -> None:
     assert len(storages(module)) == 2
     torch.testing.assert_close(module(x), expected)
     torch.testing.assert_close(compiled(module, counts)(x), expected)
-    torch.testing.assert_close(compiled(module, counts)(x[:1, :1]), module(x[:1, :1]))
-    assert counts == [4, 2, 4]
+    assert counts == [4, 2]
     biased = Attention()
     biased.k_proj = nn.Linear(8, 4, bias=True)
     join_weights(biased)
@@ -204,15 +206,44 @@ class Gated(nn.Module):
         return self.down_proj(nn.functional.silu(self.gate_proj(normed)) * self.up_proj(normed))
 
 
+class Block(nn.Module):
+    """A gated block between a norm and a residual, as transformers' models write them."""
+
+    def __init__(self, columns: int, rows: int) -> None:
+        super().__init__()
+        self.norm = LlamaRMSNorm(columns, eps=1e-5)
+        self.mlp = Gated(columns, rows)
+        self.mlp.norm = nn.Identity()
+        nn.init.normal_(self.norm.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.mlp(self.norm(x))
+
+
 @torch.no_grad()
-@pytest.mark.parametrize(("rows", "quantised", "stored"), [(1, False, 1), (1, True, 2), (3, False, 0)])
-def test_the_input_of_products_of_a_single_row_is_computed_once(rows: int, quantised: bool, stored: int) -> None:
-    """What both products give; of quantised weights the normalised input too, as two products read it."""
-    module, x, counts = Gated(), torch.randn(rows, 1, 8), []
-    if quantised:
+@pytest.mark.parametrize(
+    ("kind", "rows", "made"),
+    [("float32", 1, 2), ("int8", 1, 2), ("float8", 1, 2), ("bfloat16", 1, 2), ("bfloat16", 3, 2), ("float32", 3, 0)],
+)
+def test_products_of_few_rows_take_what_is_around_them(
+    kind: str, rows: int, made: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gate, and for one row the norm and the residual: of three products two are left."""
+    monkeypatch.setattr(products, "_DEVICES", ("cpu",))
+    dtype = torch.bfloat16 if kind == "bfloat16" else torch.float32
+    module, x, counts = Block(256, 512).to(dtype), torch.randn(rows, 1, 256, dtype=dtype), []
+    if kind == "int8":
         quantization.quantize_(module, quantization.Int8WeightOnlyConfig(version=2, set_inductor_config=False))
-    torch.testing.assert_close(compiled(module, counts, graph_pass=store_single_rows)(x), module(x))
-    assert counts == [stored]
+    elif kind == "float8":
+        in_float8(module, scaled_inputs=False)
+    join_weights(module)
+    answer = compiled(module, counts, graph_pass=multiply_rows)(x)
+    assert distance(answer, module(x)) < (0.01 if dtype == torch.bfloat16 else 1e-6)
+    narrow = Gated(8, 12)  # no block of 256 columns
+    compiled(narrow, counts, graph_pass=multiply_rows)(torch.randn(rows, 1, 8))
+    alone = Block(256, 512).to(dtype)  # its weights are not adjacent
+    compiled(alone, counts, graph_pass=multiply_rows)(x)
+    assert counts == [made, 0, made and 3]
 
 
 def in_float8(module: nn.Module, *, scaled_inputs: bool) -> None:

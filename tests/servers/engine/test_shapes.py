@@ -13,8 +13,8 @@ from tailgate.servers.config import (
     EngineConfig,
     ModelConfig,
     ShapeConfig,
+    default_batches,
     default_lengths,
-    doubling,
     prefill_lengths,
 )
 from tailgate.servers.engine.shapes import (
@@ -163,7 +163,11 @@ def test_the_first_request_of_a_replica_meets_shapes_that_were_warmed(preset: st
 
 
 def test_ladders_double_and_rise() -> None:
-    assert [doubling(1, 6), doubling(2, 1), doubling(1, 1)] == [(1, 2, 4, 6), (1,), (1,)]
+    assert [default_batches(slots) for slots in (1, 6, 70)] == [
+        (1,),
+        (1, 2, 4, 6),
+        (1, 2, 4, 8, 16, 24, 32, 48, 64, 70),
+    ]
     assert default_lengths(300) == (32, 64, 96, 128, 160, 192, 224, 256, 300)
     assert default_lengths(600)[-4:] == (384, 448, 512, 600)
     for longest in (2, 32, 100, 4096):
