@@ -229,7 +229,10 @@ def _is_few(source: torch.Tensor, weight: torch.Tensor, rows: Sequence[int]) -> 
 
 
 def _held_by_rows(weight: Any) -> torch.Tensor | None:
-    """Return the numbers of a weight that the kernel reads: plain ones, or quantised ones with one scale a row."""
+    """Return the numbers of a weight that the kernel reads: plain ones, or quantised ones with one scale a row. Others
+    than parameters may be written by the kernel in front, for which the kernel of a row does not wait."""
+    if not isinstance(weight, nn.Parameter):
+        return None
     if not hasattr(weight, "__tensor_flatten__"):
         return weight if weight.is_contiguous() else None
     scale = getattr(weight, "scale", None)
