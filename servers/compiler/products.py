@@ -233,10 +233,11 @@ def _held_by_rows(weight: Any) -> torch.Tensor | None:
     than parameters may be written by the kernel in front, for which the kernel of a row does not wait."""
     if not isinstance(weight, nn.Parameter):
         return None
-    if not hasattr(weight, "__tensor_flatten__"):
-        return weight if weight.is_contiguous() else None
-    scale = getattr(weight, "scale", None)
-    return weight.qdata if scale is not None and scale.shape == (weight.shape[0], 1) else None
+    held: Any = weight
+    if not hasattr(held, "__tensor_flatten__"):
+        return held if held.is_contiguous() else None
+    scale = getattr(held, "scale", None)
+    return held.qdata if scale is not None and scale.shape == (held.shape[0], 1) else None
 
 
 def row_product(
