@@ -149,6 +149,7 @@ torch.library.impl(ROW_PRODUCT, "cpu", multiply_row)
 
 # The product of few rows, of plain weights.
 FEW_PRODUCT = "tailgate::few_product"
+FEW_ROWS = 64  # the library is as fast with more
 FEW_TILE = 64  # outputs a program
 
 
@@ -217,15 +218,10 @@ def multiply_rows(graph: torch.fx.Graph) -> None:
 
 def _is_few(source: torch.Tensor, weight: torch.Tensor, rows: Sequence[int]) -> bool:
     """Return whether a step decodes rows, as many as come or few, and the kernel can multiply them."""
-    decodes = source.dim() == 3 and source.shape[1] == 1
-    count = source.shape[0]
+    if source.dim() != 3 or source.shape[1] != 1 or (isinstance(source.shape[0], int) and source.shape[0] > FEW_ROWS):
+        return False
     is_plain = weight.dtype == source.dtype and weight.element_size() == 2
-    return (
-        decodes
-        and is_plain
-        and all(size % FEW_TILE == 0 for size in rows)
-        and (not isinstance(count, int) or count <= 64)
-    )
+    return is_plain and all(size % FEW_TILE == 0 for size in rows)
 
 
 def _held_by_rows(weight: Any) -> torch.Tensor | None:
@@ -302,7 +298,9 @@ def _norm(source: Any) -> tuple[Any, Any, float]:
         chain = (source, narrow, narrow.args[0], wide, root, root.args[0], mean, power)
         names = [getattr(node.target, "__name__", node.target) for node in chain]
         is_norm = names == ["mul", "to", "mul", "to", "rsqrt", "add", "mean", "pow"]
-        if is_norm and power.args == (wide, 2) and mean.args[1:] == (-1,) and _example(weight).dim() == 1:
+        row, normed = _example(wide.args[0]), _example(source)
+        is_same = row.dtype == normed.dtype and _example(weight).shape == normed.shape[-1:]
+        if is_norm and is_same and power.args == (wide, 2) and mean.args[1:] == (-1,):
             return wide.args[0], weight, float(epsilon)
     except (AttributeError, IndexError, TypeError, ValueError):
         pass  # another shape of graph

@@ -16,10 +16,9 @@ import triton.language as tl
 from torch import nn
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from tailgate.servers.compiler.products import FEW_PRODUCT, FEW_TILE, ROW_PRODUCT, row_block
+from tailgate.servers.compiler.products import FEW_PRODUCT, FEW_ROWS, FEW_TILE, ROW_PRODUCT, row_block
 
 _ROWS = 4  # outputs of a program for one row, of one matrix or of each of two
-_MOST = 64  # rows; the library is as fast with more
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -47,11 +46,11 @@ def _multiply(  # type: ignore[no-untyped-def]
     real = n < rows
     # the last program may repeat rows that it does not store
     place = weight + tl.where(real, n, 0).to(tl.int64)[:, None] * COLUMNS + k[None, :]
-    second = place + rows.to(tl.int64) * COLUMNS
     if EARLY:
         gdc_launch_dependents()
     matrix = tl.load(place)
     if GATED:
+        second = place + rows.to(tl.int64) * COLUMNS
         other = tl.load(second)
     if EARLY:
         gdc_wait()
@@ -214,12 +213,12 @@ def launch_row(
 
 
 def launch_few(source: torch.Tensor, weight: torch.Tensor, gated: bool) -> torch.Tensor:
-    """Return what `products.multiply_few` does, on a GPU: more rows than `_MOST` by the library."""
+    """Return what `products.multiply_few` does, on a GPU: more rows than FEW_ROWS by the library."""
     columns = weight.shape[1]
     count = source.numel() // columns
     rows = weight.shape[0] // 2 if gated else weight.shape[0]
     output = source.new_empty((*source.shape[:-1], rows))
-    if count > _MOST:
+    if count > FEW_ROWS:
         product = nn.functional.linear(source, weight)
         if not gated:
             return product
