@@ -23,9 +23,8 @@ MOST_CORRELATION = 0.7
 DISAGREE_ALPHA = 0.1
 
 
-def _fewer(run: Run, arm: str) -> str:
-    both = (arm, run.control) if run.separate else (arm,)  # of separate runs, the one with fewer steady requests limits
-    return min(both, key=lambda one: int(run.steady(run.of_arm(one) & run.usable, both).sum()))
+def _fewer(seen: Evidence, arm: str) -> str:
+    return next((item.fewer for item in _of(seen, arm)), "") or arm
 
 
 def _of(seen: Evidence, arm: str) -> list[Comparison]:
@@ -48,9 +47,8 @@ def blocks(seen: Evidence) -> Iterator[Check]:
             of_arms = [sum(trial.blocks for trial in run.trials_of(name)) for name in run.arms]
             usable["slo"] = min(of_arms) if run.separate else run.blocks
         short = {kind: count for kind, count in usable.items() if count < limits.min_blocks}
-        has = min(short.values(), default=0)
         need = f"{limits.min_blocks} usable blocks of {run.block_s:g} s after the cold start (gates.min_blocks)"
-        faults = [f"A verdict needs {need}; {_fewer(run, arm)} has {has}"] if short else []
+        faults = [f"A verdict needs {need}; {_fewer(seen, arm)} has {min(short.values())}"] if short else []
         yield blocks.found(faults, arm=arm, opens=tuple(short))
 
 
@@ -65,7 +63,7 @@ def tail_size(seen: Evidence) -> Iterator[Check]:
     run, quantile, needed = seen.run, seen.run.limits.quantile, tail_requests(seen.run.limits.quantile)
     for arm in run.treatments if run.limits.sequential or not seen.search else ():
         requests = min((item.requests for item in _of(seen, arm)), default=0)
-        fault = f"p{100 * quantile:.10g} needs {counted(needed, 'steady request')}; {_fewer(run, arm)} has {requests}"
+        fault = f"p{100 * quantile:.10g} needs {counted(needed, 'steady request')}; {_fewer(seen, arm)} has {requests}"
         yield tail_size.found([fault] if requests < needed else [], arm=arm)
 
 

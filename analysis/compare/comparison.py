@@ -51,7 +51,7 @@ _OF_MACHINE = ("machine", "cpu.model", "cpu.usable", "gpus", "platform", "python
 def made_run(path: Path, folder: Path) -> Path:
     """Return the run directory at `path`, or make one in `folder` from another tool's result file."""
     if joins_runs(path):
-        raise RecordError(f"{path} joins runs of several days: give one of them")
+        raise RecordError(f"{path} is what `analyze` wrote: give the folder of a run, named in its runs.json")
     if path.is_file():
         write_run(folder / path.stem, [(_RESULT_ARM, path)])
         return folder / path.stem

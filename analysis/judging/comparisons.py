@@ -132,7 +132,8 @@ def compared(run: Run, arm: str, metric: str, samples: tuple[Sample, Sample], qs
         if not all(map(len, samples)):
             why = f"none past the cold start of {run.limits.cold_s:g} s that no compile delayed"
             items = [replace(item, obstacle=f"{item.obstacle}, {why}") for item in items]
-    return [replace(item, arm=arm, control=run.control, metric=metric) for item in items]
+    fewer = (run.control if len(samples[1]) < len(samples[0]) else arm) if run.separate else ""
+    return [replace(item, arm=arm, control=run.control, metric=metric, fewer=fewer) for item in items]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

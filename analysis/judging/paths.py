@@ -216,7 +216,7 @@ def _reason(item: Comparison, path: Path) -> str:
     if path.decided_s is None:
         return f"{seen}, which leaves the limit of {limit} open."
     side = "above" if path.outcome == "FAIL" else "below"
-    return f"{seen}, {side} the limit of {limit}: decided after {path.decided_s / 60.0:.1f} minutes."
+    return f"{seen}, {side} the limit of {limit} (after {path.decided_s / 60.0:.1f} minutes)."
 
 
 def share_tests(run: Run) -> int:

@@ -68,11 +68,16 @@ def _open_reason(gates: Sequence[Gate], checks: Sequence[Check], needs: Needs) -
         reason = seen[0] if seen and worst.rule.rank == MACHINES else worst.reason
         stuck = sorted({gate_label(gate.gate) for gate in open_gates if gate.unseen})
         never = f"A longer run does not decide {listed(stuck)}." if stuck else ""
-        longest = max(gate.needed_s or 0.0 for gate in open_gates)
+        longest = 0.0 if _is_broken(found) else max(gate.needed_s or 0.0 for gate in open_gates)
         return " ".join(filter(None, (reason, needs(longest) if worst.rule.rank == TOO_SHORT else "", never)))
     if found:
         return "The load was too high."
     return open_gates[0].reason if open_gates else "No gate was judged."
+
+
+def _is_broken(faults: Sequence[Check]) -> bool:
+    """Return whether a fault stays when the run is longer. Machines may be quiet next time."""
+    return any(not check.rule.fixed_by_length and check.rule.rank != MACHINES for check in faults)
 
 
 def _urgency(checks: Sequence[Check], check: Check) -> tuple[int, bool, int]:
@@ -113,7 +118,7 @@ _NEVER = "No run of up to a week would decide {gates}."
 
 _INSPECT = "`tailgate inspect experiment.toml --arm {arm}`"
 _LATENCY = "`tailgate frontier experiment.toml` finds which load each arm holds."
-# What to do about a failed gate: by its name, else by its kind.
+# What to do about a failed gate: by its name, else by its kind; `_LATENCY` about the others.
 _REMEDIES = {
     "parity": "`tailgate parity experiment.toml` measures it without traffic and names the answers that differ.",
     "recompile": f"{_INSPECT} shows, without traffic, which steps are not ready: warm them up (compile.warmup), or "
@@ -122,9 +127,6 @@ _REMEDIES = {
     "(engine.max_prompt_tokens).",
     "deaths": "See the end of the dead replica's log under logs/ in the trial's folder.",
     "error": "See the column `error` of the requests, and the arm's logs.",
-    "noninferiority": _LATENCY,
-    "goodput": _LATENCY,
-    "slo": _LATENCY,
     "memory": "To use less memory, set fewer slots (engine.slots) or plan fewer shapes: each has CUDA graphs.",
     "ramp": "See the ramp's line in the report: at which share of the traffic it ended, and why.",
 }
@@ -152,9 +154,8 @@ def advise(
     faults.sort(key=partial(_urgency, checks))
     fixes = list(dict.fromkeys(check.remedy for check in faults if check.remedy))
     if len(fixes) > 2:
-        fixes[2:] = ["*Checks of the run* in report.html lists what else to do."]
-    # Machines may be quiet next time; another fault stays.
-    broken = any(not check.rule.fixed_by_length and check.rule.rank != MACHINES for check in faults)
+        fixes[2:] = ['"Checks of the run" in report.html lists what else to do.']
+    broken = _is_broken(faults)
     found: dict[str, list[Gate]] = {}
     for gate in undecided:
         stuck = _UNSEEN.format(gate.unseen) if gate.unseen else _STUCK.get(gate.kind)
@@ -202,7 +203,7 @@ def _remedies(gates: Sequence[Gate], external: Mapping[str, str]) -> tuple[Remed
     found: dict[tuple[str, str], None] = {}
     for gate in sorted(gates, key=lambda gate: (arms.index(gate.arm), KIND_ORDER.index(gate.kind))):
         if gate.verdict == FAIL:
-            text = _REMEDIES.get(gate.gate, _REMEDIES[gate.kind])
+            text = _REMEDIES.get(gate.gate) or _REMEDIES.get(gate.kind, _LATENCY)
             text = _OF_EXTERNAL.get(gate.kind, text) if gate.arm in external else text
             found[gate.arm, text.format(arm=gate.arm, lengths=external.get(gate.arm))] = None
     return tuple(Remedy(arm=arm, text=text) for arm, text in found)

@@ -95,11 +95,10 @@ def _print_judgement(console: Console, brief: Brief) -> None:
     for arm in brief.treatments:
         lines = [("FAIL", f"{gate.title}: {sentence_of(gate)}") for gate in arm.of("FAIL")]
         if undecided := arm.of("INCONCLUSIVE"):
-            each = (
-                f"{gate.title} ({f'{seen} so far, ' if (seen := value_of(gate)) != DASH else ''}limit {limit_of(gate)})"
-                for gate in undecided
-            )
-            lines.append(("INCONCLUSIVE", f"not decided: {', '.join(each)}"))
+            pending = [gate for gate in undecided if not gate.caveat]
+            each = (f"{gate.title} ({value_of(gate)}, limit {limit_of(gate)})" for gate in pending)
+            lines += [("INCONCLUSIVE", f"not decided: {', '.join(each)}")] if pending else []
+            lines += [("INCONCLUSIVE", f"{gate.title}: {gate.reason}") for gate in undecided if gate.caveat]
         if lines:
             console.print("\n", Text(arm.name, "bold"), sep="")
         for verdict, line in lines:

@@ -59,9 +59,9 @@ class GateLimits(Settings):
     """Seconds of each minute that a replica compiles while serving."""
     max_requests_hit_pct: float = Field(default=1.0, ge=0.0, le=100.0)
     """Percentage of requests that a compile delays."""
-    margin: float = Field(default=0.10, ge=0.0, le=10.0)
+    margin: float = Field(default=0.10, ge=0.0, le=1.0)
     """Share by which a latency quantile may exceed the control's."""
-    margins: Mapping[str, Annotated[float, Field(ge=0.0, le=10.0)]] = {}
+    margins: Mapping[str, Annotated[float, Field(ge=0.0, le=1.0)]] = {}
     """Margin of single metrics: `{ e2e = 0.2 }`."""
     metrics: Annotated[tuple[str, ...], Listed, Field(min_length=1)] = ("ttft", "e2e")
     """Metrics that gate, of `ttft`, `e2e`, `tpot`, `max_itl`, `itl`; all are reported. Default: `["ttft", "e2e"]`, or

@@ -89,6 +89,7 @@ class Comparison:
     groups: int = 0  # of blocks, or trials: the units of the test
     trials: int
     requests: int  # of the smaller sample
+    fewer: str = ""  # the arm that it is of, where both ran separately
     obstacle: str | None = None  # why no test was made
     needed_blocks: int | None = None  # that a test needs, where only they are missing
     verdict: str = "INCONCLUSIVE"
@@ -105,6 +106,7 @@ class Comparison:
         needed = tail_requests(self.quantile)
         few = f"{self.requests} of {needed} steady requests" if self.requests < needed else "too few slow requests"
         why = self.obstacle or (few if self.ratio is not None else "a quantile is unknown")
+        why = f"{self.fewer} has {why}" if self.fewer and why[0].isdigit() else why
         return "" if self.ratio and (self.low or self.high) else why
 
 

@@ -10,7 +10,7 @@ from tailgate.analysis.checks.check import Check
 from tailgate.analysis.judging.gates import INCONCLUSIVE, Gate
 from tailgate.analysis.judging.paths import Path, shortest_s
 from tailgate.analysis.run.run import Run
-from tailgate.analysis.statistics.compare import Comparison
+from tailgate.analysis.statistics.compare import Comparison, tail_requests
 from tailgate.analysis.statistics.planning import LONGEST_S, MOST_STARTS, comparison_needed, power_of_each
 from tailgate.analysis.wording import duration_text
 
@@ -51,9 +51,8 @@ def _needed(run: Run, item: Comparison, path: Path | None) -> tuple[float | None
         return whole_s(run, path), None
     if run.separate:
         # More of the same run says nothing of other starts and days; too short a run says nothing at all.
-        if item.obstacle is None and item.blocks < run.limits.min_blocks:
-            return shortest_s(run), None
-        return None, item.trials + 1
+        is_short = item.blocks < run.limits.min_blocks or item.requests < tail_requests(item.quantile)
+        return None, None if is_short else item.trials + 1
     seconds, starts = comparison_needed(
         item,
         block_s=run.block_s,

@@ -56,7 +56,7 @@ def share_gate(run: Run, arm: str, own: Units, *, name: str, kind: str, allowed:
     if run.limits.sequential:
         result, path = share_path(run, own, block, allowed=allowed)
         needed_s = whole_s(run, path)
-        after = "" if path.decided_s is None else f": decided after {path.decided_s / 60.0:.1f} minutes"
+        after = "" if path.decided_s is None else f" (after {path.decided_s / 60.0:.1f} minutes)"
     else:
         result = judge_share(
             own.missed,

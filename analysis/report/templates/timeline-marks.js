@@ -142,7 +142,7 @@ function timelineLanes(data, view) {
 function timelineLegend(events, { thin, stalls }) {
   const kinds = [...new Set(events.map((event) => event.kind))];
   const bars = kinds.map((kind) => `${kindLetter(kind)} ${kindName(kind)}`).join(", ");
-  const first = bars ? `Bars: ${bars}.` : "Nothing compiled in this stretch.";
+  const first = bars ? `Bars: ${bars}.` : "No compile is recorded in this stretch.";
   return el(
     "p",
     { class: "muted" },

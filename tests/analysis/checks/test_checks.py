@@ -25,6 +25,7 @@ from tailgate.analysis.judging.judgement import judge
 from tailgate.analysis.records.run_records import read_run
 from tailgate.analysis.run.run import Run
 from tailgate.analysis.run.work import TokenTimes, Work
+from tailgate.analysis.statistics.compare import Comparison
 from tests.fakes.machines import tell
 from tests.fakes.runs import SECOND, FakeRun, comparison, gate, write_run
 
@@ -93,10 +94,11 @@ def stopped(*, joined: bool = False, **facts: Any) -> list[str]:
 
 
 def test_of_separate_runs_the_one_with_fewer_steady_requests_is_named() -> None:
-    """Both sent as many: compiles delayed some of b's."""
-    steady = {"a": np.ones(9, dtype=bool), "b": np.arange(9) < 6}
-    run: Any = SimpleNamespace(separate=True, control="b", usable=True, of_arm=steady.get, steady=lambda own, _: own)
-    assert data._fewer(run, "a") == "b"
+    sizes: Any = {"quantile": 0.99, "margin": 0.1, "alpha": 0.05, "blocks": 9, "trials": 2, "requests": 60}
+    item = Comparison(arm="a", fewer="b", ratio=1.0, **sizes)
+    assert item.lacks == "b has 60 of 500 steady requests"
+    seen: Any = SimpleNamespace(compared=SimpleNamespace(gated=[item]))
+    assert [data._fewer(seen, arm) for arm in "ac"] == ["b", "c"]
 
 
 def uneven(*, open_loop: bool) -> list[str]:

@@ -145,7 +145,7 @@ def test_records_that_are_lost_leave_gates_open(baseline: Path, tmp_path: Path) 
 
 def test_a_slower_run_fails_unless_the_given_gates_allow_it(baseline: Path, tmp_path: Path) -> None:
     slower = later(tmp_path, ratio=1.2)
-    wide = {"quantiles": [0.5], "margin": 2.0, "min_blocks": 8}
+    wide = {"quantiles": [0.5], "margin": 1.0, "min_blocks": 8}
     summary = compare_runs(baseline, slower)
     assert (summary["overall"], summary["exit_code"]) == ("FAIL", 99)
     assert summary["headline"].startswith("candidate must not replace baseline: p50 TTFT is 1.")
@@ -215,7 +215,7 @@ def test_a_run_is_not_compared_with_itself_nor_with_a_copy_nor_with_runs_of_seve
     with pytest.raises(RecordError, match="last-week and copy hold the same trial"):
         compare_runs(baseline, copied)
     write_run_list(tmp_path / "joined", listed_runs([baseline]))
-    with pytest.raises(RecordError, match="joins runs of several days"):
+    with pytest.raises(RecordError, match="is what `analyze` wrote: give the folder of a run"):
         made_run(tmp_path / "joined", tmp_path)
 
 

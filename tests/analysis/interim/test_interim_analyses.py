@@ -81,7 +81,7 @@ def test_an_interim_decision_is_that_of_the_whole_run_at_the_same_instant(long_r
     for seconds in (600, 1020, 1500):
         interim = analyse(run_until(long_run, seconds))
         for gate, path in ((gate, gate.path) for gate in interim.gates if gate.path is not None):
-            assert (": decided after" in gate.reason) is (path.decided_s is not None)
+            assert (" (after " in gate.reason) is (path.decided_s is not None)
             at_s = decided[gate.gate]
             assert path.decided_s == (at_s if at_s is not None and at_s <= seconds else None), (gate.gate, seconds)
 

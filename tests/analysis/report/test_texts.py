@@ -200,7 +200,7 @@ def test_every_arm_and_every_gate_that_did_not_pass_is_shown_uncut(demo: Summary
         assert part in arms
     for part in (
         "Compiles stalled a replica for 20.8 s of each minute",
-        "errors (0 % so far, limit 0.5 %)",
+        "errors (0 %, limit 0.5 %)",
         "limited by: tail",
         "to decide: ",
         "next:",
