@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tailgate.analysis.checks.traffic import share_faults, weight_stretches
+from tailgate.analysis.checks.traffic import weight_stretches
 from tailgate.analysis.judging.judgement import judge
 from tailgate.analysis.records.documents import EDITED
 from tailgate.analysis.records.joining import listed_runs, write_run_list
@@ -143,18 +143,3 @@ def test_each_stretch_of_requests_is_held_to_its_weights(eager, compiled, ok, tm
     assert ("stretch 3" in check.reason) is not ok
     changes = analyze(directory)["weights"]
     assert [(row["action"], row["offset_s"]) for row in changes] == [("start", -1), ("set by hand", 300)]
-
-
-@pytest.mark.parametrize(
-    ("stretches", "ok"),
-    [
-        ([], True),
-        ([({"a": 0, "b": 0}, {"a": 1, "b": 1})], True),
-        ([({"a": 99, "b": 1}, {"a": 99, "b": 1})], True),
-        ([({"a": 5, "b": 2}, {"a": 99, "b": 1})], True),  # two of seven at 1 %: p = .002, twice
-        ([({"a": 100, "b": 1}, {"a": 1, "b": 0})], False),
-        ([({"a": 50, "b": 50}, {"a": 1, "b": 1}), ({"a": 50, "b": 50}, {"a": 9, "b": 1})], False),
-    ],
-)
-def test_shares_are_held_to_the_weights_of_their_stretch(stretches, ok):
-    assert (not share_faults(stretches)) is ok

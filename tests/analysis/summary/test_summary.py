@@ -112,21 +112,6 @@ def test_metrics_are_those_of_the_records(tmp_path):
     assert eager["request_rate"] == pytest.approx(len(e2e) / 60)
 
 
-def test_compiles_are_kept_out_of_steady_and_explain_the_spikes(tmp_path):
-    summary = summary_of(tmp_path, FakeRun(arms=(EAGER, NAIVE)))
-    events = summary["events"]
-    assert [event["seconds"] for event in events] == [8, 7, 6, 5, 4, 3]
-    assert all(event["requests_hit"] > 0 for event in events)
-    assert events[0]["offset_s"] == pytest.approx(55)
-    worst = summary["spikes"][0]
-    assert (worst["arm"], worst["cause"]) == ("naive", "during a compile")
-    assert worst["explained_pct"] > 90
-    assert set() < set(worst["event_ids"]) <= {event["event_id"] for event in events}
-    naive = arms_of(summary)["naive"]
-    assert naive["metrics"]["e2e"]["p99_ms"] > 3000
-    assert naive["steady"]["e2e"]["p99_ms"] < 2000
-
-
 @pytest.mark.parametrize(("compiles", "stall_s"), [((), None), ((Compile(at_s=40, seconds=5),), 5.0)])
 def test_without_telemetry_only_waits_that_a_server_reported_are_known(compiles, stall_s, tmp_path):
     arms = (EAGER, FakeArm(name="compiled", compiles=compiles))

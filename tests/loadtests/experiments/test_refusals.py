@@ -38,7 +38,6 @@ duration_s = 100
 """
 EXTERNAL = {"name": "vllm", "kind": "openai", "address": "http://127.0.0.1:9", "model_name": "m"}
 CONTROL = {"preset": "eager", "control": True}
-LISTENER = {"splitter": {"tls_certificate": "c.pem", "tls_key": "k.pem"}}
 
 
 def merged(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,15 +78,10 @@ def refused(changes: Mapping[str, Any], base: str = MINIMAL) -> str:
         ({"arm": {"replicas": 2}}, ("replicas", "make them equal")),
         ({"arm": {"preset": "compiled-quickly"}}, ("arms.compiled.preset", "compiled-quickly")),
         ({"arm": {"preset": None}}, ("arms.compiled.preset is missing",)),
-        ({"arm": {"shapes": {"batch_ladder": [4, 2]}}}, ("arms.compiled.shapes.batch_ladder is [4, 2]",)),
         ({"arm": {"model": {"dtype": "float16"}}}, ('arms.compiled.model.dtype is "float16"', "control")),
         ({"arm": {"model": {"seed": 5}}}, ("compare_models = true",)),
         ({"arm": {"engine": {"slots": 4}}}, ("arms.compiled.engine.slots is 4", "control")),
         ({"arm": {"model": {"device": "cpu"}}}, ('arms.compiled.model.device is "cpu"',)),
-        (
-            {"arm": {"compile": {"backend": "aot_eager"}}},
-            ("compile.mode", "reduce-overhead", "aot_eager"),
-        ),
         (
             {"arm": {"compile": {"artifact": "x"}}, "trials": {"compile_cache": "shared"}},
             ("artifact is set", 'trials.compile_cache is "shared"'),
