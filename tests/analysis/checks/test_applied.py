@@ -26,7 +26,7 @@ from tailgate.analysis.run.run import Run
 from tailgate.analysis.run.work import length_differences
 from tests.fakes.machines import tell
 from tests.fakes.request_rows import change_rows, columns_of
-from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, check, gate, write_run
+from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, check, gate, run_in, write_run
 
 SLO = {"p99_ttft_ms": 2000, "p99_e2e_ms": 9000}
 QUICK = {}
@@ -231,7 +231,7 @@ class TestSpoiledRuns:
         return write_run(tmp_path_factory.mktemp("passing") / "run", PASSING)
 
     def test_the_run_that_is_spoiled_passes(self, passing):
-        judgement = judge(Run.of(read_run(passing)))
+        judgement = judge(run_in(passing))
         assert {item.verdict for item in judgement.gates} == {"PASS"}
         assert {item.kind for item in judgement.gates} == ALL
         assert failed_checks(judgement) == set()
@@ -246,7 +246,7 @@ class TestSpoiledRuns:
             write_run(directory, run)
         if change is not None:
             change(directory)
-        judgement = judge(Run.of(read_run(directory)))
+        judgement = judge(run_in(directory))
         assert check in failed_checks(judgement)
         assert judgement.overall == "INCONCLUSIVE"
         for item in judgement.gates:
@@ -256,7 +256,7 @@ class TestSpoiledRuns:
 
     def test_without_telemetry_compiles_are_unknown_and_no_check_fails(self, tmp_path):
         directory = write_run(tmp_path / "run", replace(PASSING, telemetry=False))
-        judgement = judge(Run.of(read_run(directory)))
+        judgement = judge(run_in(directory))
         assert (judgement.overall, failed_checks(judgement)) == ("INCONCLUSIVE", set())
 
 
@@ -381,7 +381,7 @@ def test_a_first_token_without_a_time_came_with_the_last():
 def test_a_replica_that_is_gone_after_the_traffic_does_not_pass(tmp_path):
     directory = write_run(tmp_path / "run", HONEST)
     tell(directory, final={"eager-0": {}})
-    judgement = judge(Run.of(read_run(directory)))
+    judgement = judge(run_in(directory))
     assert (judgement.overall, failed_checks(judgement)) == ("INCONCLUSIVE", {"alive", "telemetry"})
     assert any("compiled-0" in check.reason for check in judgement.checks if check.check == "alive")
 
@@ -389,7 +389,7 @@ def test_a_replica_that_is_gone_after_the_traffic_does_not_pass(tmp_path):
 @pytest.mark.parametrize(("asked", "overall"), [(True, "INCONCLUSIVE"), (False, "PASS")])
 def test_answers_that_were_asked_for_and_not_recorded_do_not_pass(tmp_path, asked, overall):
     directory = write_run(tmp_path / "run", replace(HONEST, parity={"served": asked}))
-    assert judge(Run.of(read_run(directory))).overall == overall
+    assert judge(run_in(directory)).overall == overall
 
 
 def shifted(ms, *names):

@@ -23,10 +23,9 @@ from tailgate.analysis.judging.comparisons import Comparisons
 from tailgate.analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
 from tailgate.analysis.judging.judgement import judge
 from tailgate.analysis.records.run_records import read_run
-from tailgate.analysis.run.run import Run
 from tailgate.analysis.run.work import TokenTimes, Work
 from tests.fakes.machines import tell
-from tests.fakes.runs import SECOND, FakeRun, comparison, gate, write_run
+from tests.fakes.runs import SECOND, FakeRun, comparison, gate, run_in, write_run
 
 ARMS = ("eager", "compiled")
 HALVES, WEIGHTS = {"a": 50, "b": 50}, {"a": 9.0, "b": 1.0}
@@ -299,6 +298,6 @@ def test_a_run_whose_generator_fell_short_does_not_pass(
     rows = len(read_run(directory).requests)
     account = {**ACCOUNT, "planned": rows, "finished": rows, "rows": rows, **changes}
     (directory / "trial-01" / "generator-0.json").write_text(json.dumps(account))
-    judgement = judge(Run.of(read_run(directory)))
+    judgement = judge(run_in(directory))
     assert judgement.overall == ("PASS" if blocked is None else "INCONCLUSIVE")
     assert {check.check for check in judgement.checks if not check.ok} == (set() if blocked is None else {blocked})

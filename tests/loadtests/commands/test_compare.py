@@ -14,23 +14,14 @@ import pytest
 
 from tailgate.analysis.records.documents import EDITED
 from tailgate.analysis.summary.model import Summary
+from tests.analysis.compare import test_comparison as comparison
+from tests.analysis.compare.test_comparison import COMPILED
 from tests.fakes import results
-from tests.fakes.machines import referenced
 from tests.fakes.results import Sent, in_turn, traffic, write
 from tests.fakes.runs import EAGER, SEPARATE_DAYS, Compile, FakeRun, write_run
 from tests.loadtests.commands.test_main import refused, run_command
 
-RUN = FakeRun(
-    trials=2,
-    duration_s=120,
-    rate=2.0,
-    gates={},
-    slo={"p99_e2e_ms": 5000},
-    machines=referenced(python_ms=10.0, read_gb_per_s=20.0),
-    environment={"machine": "0123456789ab", "versions": {"torch": "2.11"}},
-)
-COMPILED = RUN.arms[1]
-LATER = replace(RUN, seed=2, day=7, environment={"machine": "0123456789ab", "versions": {"torch": "2.12"}})
+RUN, LATER = (replace(run, duration_s=120, rate=2.0, gates={}) for run in (comparison.RUN, comparison.LATER))
 FOLDER: list[Path] = []
 
 
