@@ -16,7 +16,7 @@ from tailgate.loadtests.experiments.users import UsersConfig
 from tailgate.loadtests.trials.preflight import check_experiment
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.fields import read
-from tests.fakes.credentials import make_certificates
+from tests.fakes.credentials import Certificates
 from tests.fakes.processes import refusal
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -211,9 +211,8 @@ def test_production_traffic_that_cannot_be_found_or_moved_is_refused(
 
 
 def test_files_and_variables_of_security_are_checked_before_the_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pem: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pem = make_certificates(tmp_path)
     pair = [f"splitter.tls_certificate={pem.certificate}", f"splitter.tls_key={pem.key}"]
     monkeypatch.delenv("TAILGATE_TEST_TOKEN", raising=False)
     for settings, words in (
