@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from dataclasses import replace
 from functools import cache, partial
@@ -226,24 +225,16 @@ def failed_checks(judgement):
 
 
 class TestSpoiledRuns:
-    @pytest.fixture(scope="class")
-    def passing(self, tmp_path_factory):
-        return write_run(tmp_path_factory.mktemp("passing") / "run", PASSING)
-
-    def test_the_run_that_is_spoiled_passes(self, passing):
-        judgement = judge(run_in(passing))
+    def test_the_run_that_is_spoiled_passes(self, tmp_path):
+        judgement = judge(run_in(write_run(tmp_path / "run", PASSING)))
         assert {item.verdict for item in judgement.gates} == {"PASS"}
         assert {item.kind for item in judgement.gates} == ALL
         assert failed_checks(judgement) == set()
 
     @pytest.mark.parametrize("name", SPOILED)
-    def test_a_check_that_fails_leaves_its_gates_open(self, name, passing, tmp_path):
+    def test_a_check_that_fails_leaves_its_gates_open(self, name, tmp_path):
         run, change, check, kinds = SPOILED[name]
-        directory = tmp_path / "run"
-        if run is PASSING:
-            shutil.copytree(passing, directory)
-        else:
-            write_run(directory, run)
+        directory = write_run(tmp_path / "run", run)
         if change is not None:
             change(directory)
         judgement = judge(run_in(directory))

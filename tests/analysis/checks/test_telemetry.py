@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -40,20 +39,14 @@ SUM = {**BUDGET, "max_stall_s_per_min": 0.5}
 REPORTED = ("recompiles", "longest compile stall", "compile stall per minute", "requests hit")
 
 
-@pytest.fixture(scope="module")
-def templates(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("templates")
-    return {name: write_run(folder / name, run) for name, run in (("quiet", QUIET), ("stalled", STALLED))}
+@pytest.fixture
+def quiet(tmp_path):
+    return write_run(tmp_path / "run", QUIET)
 
 
 @pytest.fixture
-def quiet(templates, tmp_path):
-    return shutil.copytree(templates["quiet"], tmp_path / "run")
-
-
-@pytest.fixture
-def stalled(templates, tmp_path):
-    return shutil.copytree(templates["stalled"], tmp_path / "run")
+def stalled(tmp_path):
+    return write_run(tmp_path / "run", STALLED)
 
 
 def gate(summary, name="recompiles"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,14 +36,9 @@ SLO = {"p99_e2e_ms": 60_000}
 LONG = FakeRun(duration_s=1800, rate=4, gates=GATES, slo=SLO)
 
 
-@pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_run(tmp_path_factory.mktemp("long") / "run", LONG)
-
-
 @pytest.fixture
-def long_run(written: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(written, tmp_path / "run")
+def long_run(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "run", LONG)
 
 
 def until(directory: Path, seconds: float | None, *, processes: int = 1, trial: int = 1) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -204,15 +203,9 @@ MEMORY = {"max_memory_ratio": 1.5, "metrics": ["e2e"]}
 Level = Callable[[int, Any], Any]
 
 
-@pytest.fixture(scope="module")
-def unsampled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = FakeRun(duration_s=400, rate=1, gates=MEMORY)
-    return write_run(tmp_path_factory.mktemp("memory") / "run", run)
-
-
 @pytest.fixture
-def directory(unsampled: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(unsampled, tmp_path / "run")
+def directory(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "run", FakeRun(duration_s=400, rate=1, gates=MEMORY))
 
 
 def memory_gates(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import xml.etree.ElementTree as ET
 from dataclasses import replace
@@ -22,29 +21,17 @@ from tests.fakes.runs import EAGER, SEPARATE_DAYS, Compile, FakeRun, write_run
 from tests.loadtests.commands.test_main import refused, run_command
 
 RUN, LATER = (replace(run, duration_s=120, rate=2.0, gates={}) for run in (comparison.RUN, comparison.LATER))
-FOLDER: list[Path] = []
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _runs_are_written_once(tmp_path_factory: pytest.TempPathFactory) -> None:
-    FOLDER[:] = [tmp_path_factory.mktemp("compared")]
-
-
-def made(name: str, run: FakeRun) -> Path:
-    """Write `run` once into a folder called `name`."""
-    path = FOLDER[0] / hashlib.sha256(repr(run).encode()).hexdigest()[:12] / name
-    return path if path.exists() else write_run(path, run)
 
 
 @pytest.fixture
-def baseline() -> Path:
-    return made("last-week", RUN)
+def baseline(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "last-week", RUN)
 
 
 @pytest.fixture
-def naive() -> Path:
+def naive(tmp_path: Path) -> Path:
     compiles = (Compile(at_s=100.0, seconds=2.0),)
-    return made("this-week", replace(LATER, arms=(EAGER, replace(COMPILED, compiles=compiles))))
+    return write_run(tmp_path / "this-week", replace(LATER, arms=(EAGER, replace(COMPILED, compiles=compiles))))
 
 
 def test_a_new_recompile_fails_with_reports_in_the_candidate(baseline: Path, naive: Path, capsys) -> None:
