@@ -57,3 +57,10 @@ def pytest_runtest_call(item: pytest.Item) -> Any:
             pytrace=False,
         )
     return result
+
+
+@pytest.fixture(scope="session")
+def pem(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    from tests.fakes.credentials import make_certificates  # which needs trustme, as not every suite does
+
+    return make_certificates(tmp_path_factory.mktemp("pem"))

@@ -1,8 +1,8 @@
 """Engines that say that they are warm, in the place of a replica's own: `python -m tests.fakes.engine HOW …`.
 
-HOW is `answers` (every answer comes whole; one of more than 1,000 tokens stalls after its first), `fails` (every
-request ends with INTERNAL), `short` (every answer lacks its last token) or `mute` (nothing comes). What follows is the
-command line of `python -m tailgate.servers.front.serve`. For tests of the front alone.
+HOW is `answers` (every answer comes whole; one of more than 1,000 tokens stalls after its first), `short` (every
+answer lacks its last token) or `mute` (nothing comes). What follows is the command line of `python -m
+tailgate.servers.front.serve`. For tests of the front alone.
 """
 
 from __future__ import annotations
@@ -28,10 +28,6 @@ def serve_engine(connection: Connection, table: dict[str, object], cache_dir: st
             connection.send(
                 [StepOutput(emit_ns=now_ns(), tokens=tokens if whole else tokens[:1], finished=over if whole else [])]
             )
-        elif isinstance(message, Submit) and how == "fails":
-            error = "RuntimeError: CUDA error: invalid device ordinal"
-            over = Finished(request_id=message.request_id, status="INTERNAL", message=error)
-            connection.send([StepOutput(emit_ns=now_ns(), finished=[over])])
         elif isinstance(message, Submit) and how == "short":
             over = Finished(request_id=message.request_id, status="OK", reason="length")
             connection.send([StepOutput(emit_ns=now_ns(), tokens=[(message.request_id, 3)], finished=[over])])

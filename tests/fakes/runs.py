@@ -25,8 +25,10 @@ from tailgate.analysis.checks.check import ESTIMATES, Check
 from tailgate.analysis.checks.table import RULES
 from tailgate.analysis.judging.gates import Gate
 from tailgate.analysis.records.documents import EDITED, toml_with_checksum, write_document
+from tailgate.analysis.records.run_records import read_run
 from tailgate.analysis.records.schemas import COMPILE_EVENTS, REQUESTS, STEPS
 from tailgate.analysis.records.tables import RecordWriter
+from tailgate.analysis.run.run import Run
 from tailgate.analysis.run.slo import ShareResult
 from tailgate.analysis.statistics.compare import Comparison
 from tests.fakes.machines import FakeMachines
@@ -118,6 +120,10 @@ def write_run(directory: Path, run: FakeRun) -> Path:
         _make_run(making / "run", run)
         (making / "run").rename(made)  # whole, or not there
     return Path(shutil.copytree(made, directory, dirs_exist_ok=True))
+
+
+def run_in(directory: Path) -> Run:
+    return Run.of(read_run(directory))
 
 
 def _make_run(directory: Path, run: FakeRun) -> None:

@@ -22,7 +22,7 @@ from tailgate.servers.metadata import whole_number
 from tailgate.servers.program import isolate_compiler, pin_to_card
 from tailgate.servers.rpc.generate import PACKAGE, generate
 from tailgate.servers.security import ServerTls, check_named, is_bearer, server_tls, token_from_variable
-from tests.fakes.credentials import Certificates, make_certificates
+from tests.fakes.credentials import Certificates
 from tests.servers.test_config import refusal
 
 SECRET = "s3cret-T0ken"
@@ -91,11 +91,6 @@ def test_a_process_sees_only_its_card(
     changed = dict(environment)
     assert pin_to_card(arm, changed).model.device == expected[0]
     assert changed == {**environment, **expected[1]}
-
-
-@pytest.fixture(scope="module")
-def pem(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return make_certificates(tmp_path_factory.mktemp("pem"))
 
 
 def test_unusable_certificates_are_refused_by_name(pem: Certificates, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,6 @@ from tailgate.analysis.compare.comparison import compare_runs
 from tailgate.analysis.parity.measures import LEAST_TEXTS, mean_interval
 from tailgate.analysis.statistics.compare import decide
 from tailgate.analysis.statistics.machines import error_over_trials, lasting_reach
-from tailgate.analysis.statistics.quantiles import ordered_interval
 from tailgate.analysis.statistics.unpaired import compare_separate
 from tests.analysis.judging.test_comparisons import sample as latencies
 from tests.analysis.judging.test_external import judged_answers
@@ -78,15 +76,6 @@ def test_limits_hold_where_the_speed_of_a_host_outlasts_a_trial(trials: int, sta
         lasting += ratios.mean() + max(reach, lasting_reach(ratios, 0.05)) < 0
     assert lasting / 1000 <= 0.11
     assert lasting < plain
-
-
-def test_an_interval_covers_the_quantile_as_often_as_it_says() -> None:
-    rng = np.random.default_rng(5)
-    covered = 0
-    for _ in range(400):
-        low, high = ordered_interval(np.sort(rng.lognormal(0, 1, 500)), 0.95, confidence=0.9)
-        covered += low <= math.exp(1.6448536) <= high
-    assert 0.86 <= covered / 400 <= 0.97
 
 
 @pytest.mark.parametrize("name", ["calm", "jams", "static", "heavy"])
@@ -166,21 +155,17 @@ RUN = FakeRun(
 )
 
 
-def recorded(folder: Path, *, seed: int, day: int, slower: float = 1.0, **changes: Any) -> Any:
-    """A run on a day that has 1 % of its own, on a machine that is so much slower and says so, as far as 1 %."""
+def recorded(folder: Path, *, seed: int, day: int, **changes: Any) -> Any:
+    """A run on a day that has 1 % of its own, on a machine whose references are known as far as 1 %."""
     rng = np.random.default_rng([seed, day])
     own, noise = 0.01 * rng.standard_normal(), 0.01 * rng.standard_normal(3)
-    signs = {"python_ms": 1.0, "read_gb_per_s": -1.0, "matmul_tflops": -1.0}
-    references: Mapping[str, float] = {
-        key: value * float(np.exp(signs[key] * np.log(slower) + by))
-        for (key, value), by in zip(REFERENCES.items(), noise, strict=True)
-    }
+    references = {key: value * float(np.exp(by)) for (key, value), by in zip(REFERENCES.items(), noise, strict=True)}
     run = replace(
         RUN,
         arms=(EAGER, replace(ARM, **changes)),
         seed=10 * seed + day,
         day=day,
-        day_ratio=slower * float(np.exp(own)),
+        day_ratio=float(np.exp(own)),
         machines=referenced(**references),
     )
     return write_run(folder / f"{seed}-{day}", run)
@@ -200,14 +185,6 @@ def test_a_planted_fault_fails_and_equal_runs_of_another_day_do_not(tmp_path: Pa
     equal = [compared_with_baseline(tmp_path / "equal", seed=seed)["overall"] for seed in range(10)]
     assert slower.count("FAIL") >= 4
     assert equal.count("FAIL") == 0
-
-
-def test_equal_runs_on_a_slower_machine_do_not_fail_and_name_it(tmp_path: Path) -> None:
-    summaries = [compared_with_baseline(tmp_path / "slow", seed=seed, slower=1.15) for seed in range(5)]
-    assert [summary["overall"] for summary in summaries].count("FAIL") == 0
-    for summary in summaries:
-        (machines,) = [row for row in summary["validity"] if row["check"] == "machine speed"]
-        assert "lower during the candidate's run" in machines["reason"]
 
 
 RUNS = 6

@@ -23,14 +23,13 @@ from tailgate.analysis.judging.comparisons import Comparisons
 from tailgate.analysis.judging.gates import FAIL, INCONCLUSIVE, PASS
 from tailgate.analysis.judging.judgement import judge
 from tailgate.analysis.records.run_records import read_run
-from tailgate.analysis.run.run import Run
 from tailgate.analysis.run.work import TokenTimes, Work
 from tailgate.analysis.statistics.compare import Comparison
 from tests.fakes.machines import tell
-from tests.fakes.runs import SECOND, FakeRun, comparison, gate, write_run
+from tests.fakes.runs import SECOND, FakeRun, comparison, gate, run_in, write_run
 
 ARMS = ("eager", "compiled")
-WEIGHTS = {"a": 9.0, "b": 1.0}
+HALVES, WEIGHTS = {"a": 50, "b": 50}, {"a": 9.0, "b": 1.0}
 COMPILING = {"replica": "a-0", "exit_code": -9, "compiling": {"start_ns": 5, "seconds": 12.04, "shape": "2x64"}}
 FEW = {"many": 23, "answers": 58}
 
@@ -166,6 +165,9 @@ USERS: dict[str, Any] = {"splitter": {"count": 1000}, "passed": 990, "unplaced":
         (traffic.share_faults([({"a": 8700, "b": 1300}, WEIGHTS)]), "more than chance"),
         (traffic.share_faults([({"a": 900, "b": 100, "c": 3}, WEIGHTS | {"c": 0.0})]), "c got 3 of 1003 sessions"),
         (traffic.share_faults([({"a": 5}, WEIGHTS)]), None),
+        (traffic.share_faults([({"a": 0, "b": 0}, {"a": 1, "b": 1})]), None),
+        (traffic.share_faults([({"a": 5, "b": 2}, {"a": 99, "b": 1})]), None),  # p = .002, twice
+        (traffic.share_faults([(HALVES, {"a": 1, "b": 1}), (HALVES, WEIGHTS)]), "more than chance"),
         (pressed(), None),
         (pressed((8, 100)), "from 8 to 100 s"),
         (pressed((0, 90)), "from 0 to 90 s"),
@@ -298,6 +300,6 @@ def test_a_run_whose_generator_fell_short_does_not_pass(
     rows = len(read_run(directory).requests)
     account = {**ACCOUNT, "planned": rows, "finished": rows, "rows": rows, **changes}
     (directory / "trial-01" / "generator-0.json").write_text(json.dumps(account))
-    judgement = judge(Run.of(read_run(directory)))
+    judgement = judge(run_in(directory))
     assert judgement.overall == ("PASS" if blocked is None else "INCONCLUSIVE")
     assert {check.check for check in judgement.checks if not check.ok} == (set() if blocked is None else {blocked})

@@ -16,12 +16,10 @@ from tailgate.analysis.checks.check import Evidence
 from tailgate.analysis.checks.machines import LEVER, host, machine_verdict, speed
 from tailgate.analysis.checks.table import RULES
 from tailgate.analysis.judging.comparisons import Comparisons
-from tailgate.analysis.records.run_records import read_run
 from tailgate.analysis.run.machine_records import MachineRecords
-from tailgate.analysis.run.run import Run
 from tailgate.analysis.settings.gate_limits import GateLimits
 from tests.fakes.machines import FakeMachines, Trouble
-from tests.fakes.runs import EAGER, FakeArm, FakeRun, write_run
+from tests.fakes.runs import EAGER, FakeArm, FakeRun, run_in, write_run
 
 ARMS = (EAGER, FakeArm(name="compiled"), FakeArm(name="naive"))
 
@@ -53,7 +51,7 @@ def run_of(machines, *, trials=2, seed=1, arms=2, seconds=60.0):
         fake = FakeRun(
             machines=machines, trials=trials, duration_s=seconds, rate=1.0, seed=seed, arms=ARMS[:arms], telemetry=False
         )
-        return Run.of(read_run(write_run(Path(folder, "run"), fake)))
+        return run_in(write_run(Path(folder, "run"), fake))
 
 
 def opened(machines, **more):

@@ -18,9 +18,7 @@ from tailgate.analysis.checks.check import Check
 from tailgate.analysis.checks.overload import Load, load_of
 from tailgate.analysis.checks.traffic import slowdown_during
 from tailgate.analysis.judging.judgement import Judgement, judge
-from tailgate.analysis.records.run_records import read_run
-from tailgate.analysis.run.run import Run
-from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
+from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, run_in, write_run
 
 
 def slowed(factor, *, seed=0, requests=1200, seconds=600.0):
@@ -224,7 +222,7 @@ def test_arms_are_overloaded_together_with_the_control(
 
 
 def judged(path: Path, **run: Any) -> Judgement:
-    return judge(Run.of(read_run(write_run(path / "run", FakeRun(**run)))))
+    return judge(run_in(write_run(path / "run", FakeRun(**run))))
 
 
 @pytest.mark.parametrize(("limit_ms", "seconds", "verdict"), [(2000, 660, "FAIL"), (600_000, 360, "INCONCLUSIVE")])

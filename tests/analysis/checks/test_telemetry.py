@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -15,11 +14,10 @@ from tailgate.analysis.judging.comparisons import Comparisons
 from tailgate.analysis.judging.gates.compiles import may_compile
 from tailgate.analysis.records.schemas import COMPILE_EVENTS
 from tailgate.analysis.run.client_stalls import PART, UNKNOWN, WORK, Stall, client_stalls
-from tailgate.analysis.run.run import Run
-from tailgate.analysis.summary.summary import analyze, read_run
+from tailgate.analysis.summary.summary import analyze
 from tests.fakes.machines import tell
 from tests.fakes.request_rows import change_rows
-from tests.fakes.runs import EAGER, SECOND, Compile, FakeArm, FakeRun, start_of, write_run
+from tests.fakes.runs import EAGER, SECOND, Compile, FakeArm, FakeRun, run_in, start_of, write_run
 
 # Lenient in all but the number of recompiles.
 GATES = {
@@ -41,20 +39,14 @@ SUM = {**BUDGET, "max_stall_s_per_min": 0.5}
 REPORTED = ("recompiles", "longest compile stall", "compile stall per minute", "requests hit")
 
 
-@pytest.fixture(scope="module")
-def templates(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("templates")
-    return {name: write_run(folder / name, run) for name, run in (("quiet", QUIET), ("stalled", STALLED))}
+@pytest.fixture
+def quiet(tmp_path):
+    return write_run(tmp_path / "run", QUIET)
 
 
 @pytest.fixture
-def quiet(templates, tmp_path):
-    return shutil.copytree(templates["quiet"], tmp_path / "run")
-
-
-@pytest.fixture
-def stalled(templates, tmp_path):
-    return shutil.copytree(templates["stalled"], tmp_path / "run")
+def stalled(tmp_path):
+    return write_run(tmp_path / "run", STALLED)
 
 
 def gate(summary, name="recompiles"):
@@ -120,7 +112,7 @@ def test_numbers_missing_among_the_events_are_reported(quiet):
 )
 def test_an_event_that_cannot_be_placed_is_reported(stalled, change, reason):
     rewrite(stalled, lambda rows: [row | (change if row["phase"] == "serving" else {}) for row in rows])
-    run = Run.of(read_run(stalled))
+    run = run_in(stalled)
     checks, _ = checks_of_run(run, Comparisons(), client_stalls(run.requests, run.arms))
     (check,) = (check for check in checks if not check.ok and "3 compile events" in check.reason)
     assert check.check == "telemetry"
@@ -271,7 +263,7 @@ def test_stalls_that_are_allowed_or_of_the_host_open_nothing(tmp_path, seconds, 
 
 @pytest.mark.parametrize("cause", [WORK, UNKNOWN])
 def test_a_stall_that_its_prompts_explain_is_not_of_unknown_cause(tmp_path, cause):
-    run = Run.of(read_run(write_run(tmp_path / "run", replace(QUIET, gates=BUDGET))))
+    run = run_in(write_run(tmp_path / "run", replace(QUIET, gates=BUDGET)))
     seen = client_stalls(run.requests, run.arms)["compiled"]
     start_ns = run.trials[0].first_ns + 50 * SECOND
     times = {"start_ns": start_ns, "end_ns": start_ns + 3 * SECOND}

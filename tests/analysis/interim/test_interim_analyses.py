@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,7 +28,7 @@ from tailgate.analysis.run.run import Run
 from tailgate.analysis.settings.ramp_limits import RampLimits
 from tailgate.analysis.statistics.sequential import SEGMENTS
 from tests.fakes.machines import GIB, FakeMachines, Trouble, sample
-from tests.fakes.runs import EAGER, SECOND, Compile, FakeArm, FakeRun, start_of, write_run
+from tests.fakes.runs import EAGER, SECOND, Compile, FakeArm, FakeRun, run_in, start_of, write_run
 from tests.fakes.runs import gate as made_gate
 
 GATES = {"sequential": True}
@@ -37,14 +36,9 @@ SLO = {"p99_e2e_ms": 60_000}
 LONG = FakeRun(duration_s=1800, rate=4, gates=GATES, slo=SLO)
 
 
-@pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_run(tmp_path_factory.mktemp("long") / "run", LONG)
-
-
 @pytest.fixture
-def long_run(written: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(written, tmp_path / "run")
+def long_run(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "run", LONG)
 
 
 def until(directory: Path, seconds: float | None, *, processes: int = 1, trial: int = 1) -> Path:
@@ -75,7 +69,7 @@ def test_equal_arms_pass_before_the_run_has_ended(long_run: Path) -> None:
 
 
 def test_an_interim_decision_is_that_of_the_whole_run_at_the_same_instant(long_run: Path) -> None:
-    whole = judge(Run.of(read_run(long_run)))
+    whole = judge(run_in(long_run))
     decided = {gate.gate: gate.path.decided_s for gate in whole.gates if gate.path is not None}
     assert set(decided) == {"noninferiority p99_ttft", "noninferiority p99_e2e", "slo p99_e2e_ms", "errors"}
     for seconds in (600, 1020, 1500):
@@ -87,7 +81,7 @@ def test_an_interim_decision_is_that_of_the_whole_run_at_the_same_instant(long_r
 
 
 def test_a_pass_needs_one_by_a_single_analysis_of_all_data_too(long_run: Path) -> None:
-    run = Run.of(read_run(long_run))
+    run = run_in(long_run)
     rows = steady_rows(run, "compiled")
     (item,) = compared(run, "compiled", "e2e", samples_of(run, "e2e", rows), (0.99,))
     samples = samples_of(run, "e2e", rows, segments=SEGMENTS)
@@ -165,7 +159,7 @@ def test_steal_is_weighed_alike_by_an_interim_analysis_and_the_final_one(
     machines = FakeMachines(cards=0, troubles=(Trouble(what="steal", place="host", size=steal),))
     slow = replace(LONG, arms=(EAGER, FakeArm(name="compiled", ratio=ratio)), machines=machines)
     directory = write_run(tmp_path / "run", slow)
-    whole = judge(Run.of(read_run(directory)))
+    whole = judge(run_in(directory))
     interim = analyse(run_until(directory, 1500))
     assert interim.arms[0].decision == decision
     assert whole.verdicts["compiled"] == (decision or "INCONCLUSIVE")
@@ -367,7 +361,7 @@ def ramped(path: Path, run: FakeRun, *changes: WeightChange) -> Run:
     directory = write_run(path / "run", run)
     for item in changes:
         append_weights(directory, item)
-    return Run.of(read_run(directory))
+    return run_in(directory)
 
 
 def ramp_of(run: Run) -> tuple[str, str]:

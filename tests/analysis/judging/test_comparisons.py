@@ -10,16 +10,14 @@ import pytest
 
 from tailgate.analysis.judging import comparisons as comparisons_module
 from tailgate.analysis.judging.comparisons import QUANTILES, compared, comparisons, samples_of, steady_rows
-from tailgate.analysis.records.run_records import read_run
 from tailgate.analysis.run import pairs as pairs_module
 from tailgate.analysis.run.pairs import drawn
-from tailgate.analysis.run.run import Run
 from tailgate.analysis.run.trials import SECOND
 from tailgate.analysis.settings.metrics import JUDGED_METRICS
 from tailgate.analysis.statistics.compare import Comparison, Sample, decide
 from tailgate.analysis.statistics.unpaired import compare_separate
 from tests.fakes.request_rows import change_rows
-from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
+from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, run_in, write_run
 
 SMALL = FakeRun(duration_s=300, rate=2)
 
@@ -28,7 +26,7 @@ def run_of(path, run=SMALL, edit=None):
     directory = write_run(path / "run", run)
     if edit is not None:
         change_rows(directory / "trial-01" / "requests-0.arrow", edit)
-    return Run.of(read_run(directory))
+    return run_in(directory)
 
 
 def samples(run, arm, metric):

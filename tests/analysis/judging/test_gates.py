@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from tailgate.analysis.run.run import Run
 from tailgate.analysis.run.startup import CompiledSteps, most_eager
 from tailgate.analysis.settings.gate_limits import GateLimits
 from tests.fakes.machines import GIB, sample, tell
-from tests.fakes.runs import EAGER, FakeArm, FakeRun, write_run
+from tests.fakes.runs import EAGER, FakeArm, FakeRun, run_in, write_run
 
 LIMITS = GateLimits()
 
@@ -94,7 +93,7 @@ def test_the_whole_interval_keeps_a_limit_or_breaks_it(low, high, verdict):
 )
 def test_a_gate_on_a_share_has_what_was_seen_and_what_is_allowed(tmp_path, name, slo, arm, unit, words):
     run = FakeRun(duration_s=600, rate=2, arms=(EAGER, FakeArm(name="compiled", **arm)), slo=slo)
-    judgement = judge(Run.of(read_run(write_run(tmp_path / "run", run))))
+    judgement = judge(run_in(write_run(tmp_path / "run", run)))
     (gate,) = (gate for gate in judgement.gates if gate.gate == name)
     assert (gate.unit, gate.needed_s is None) == (unit, gate.verdict != "INCONCLUSIVE")
     assert [word for word in words if word not in gate.reason] == []
@@ -104,7 +103,7 @@ def test_a_gate_on_a_share_has_what_was_seen_and_what_is_allowed(tmp_path, name,
 
 def judged(path: Path, *arms: FakeArm, **gates: Any) -> Judgement:
     run = FakeRun(duration_s=120, rate=2, arms=(EAGER, *arms), gates={**gates})
-    return judge(Run.of(read_run(write_run(path / "run", run))))
+    return judge(run_in(write_run(path / "run", run)))
 
 
 def arm(**more: Any) -> FakeArm:
@@ -204,15 +203,9 @@ MEMORY = {"max_memory_ratio": 1.5, "metrics": ["e2e"]}
 Level = Callable[[int, Any], Any]
 
 
-@pytest.fixture(scope="module")
-def unsampled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = FakeRun(duration_s=400, rate=1, gates=MEMORY)
-    return write_run(tmp_path_factory.mktemp("memory") / "run", run)
-
-
 @pytest.fixture
-def directory(unsampled: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(unsampled, tmp_path / "run")
+def directory(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "run", FakeRun(duration_s=400, rate=1, gates=MEMORY))
 
 
 def memory_gates(
@@ -221,7 +214,7 @@ def memory_gates(
     """Return the gates on memory by name, after each arm has held these levels."""
     for arm, level in levels.items():
         sample(directory, kind, f"{arm}-0", {column: level}, arm=arm)
-    return {gate.gate: gate for gate in judge(Run.of(read_run(directory))).gates if gate.kind == "memory"}
+    return {gate.gate: gate for gate in judge(run_in(directory)).gates if gate.kind == "memory"}
 
 
 def flat(size: float) -> Level:

@@ -16,7 +16,7 @@ from tailgate.analysis.records.schemas import COMPILE_EVENTS
 from tailgate.analysis.run.run import Run
 from tailgate.analysis.summary.summary import analyze
 from tests.fakes.request_rows import append_rows
-from tests.fakes.runs import EAGER, SECOND, SEPARATE_DAYS, Compile, FakeArm, FakeRun, start_of, write_run
+from tests.fakes.runs import EAGER, SECOND, SEPARATE_DAYS, Compile, FakeArm, FakeRun, run_in, start_of, write_run
 
 RUN = FakeRun(duration_s=300, rate=3, gates={"metrics": ["e2e"], "max_error_pct": 1.0})
 TIGHT = {"p90_e2e_ms": 700}
@@ -40,7 +40,7 @@ def joined(folder: Path, *runs: FakeRun) -> Path:
 
 
 def judged(folder: Path) -> tuple[Run, Judgement]:
-    run = Run.of(read_run(folder))
+    run = run_in(folder)
     return run, judge(run)
 
 
@@ -115,7 +115,7 @@ def test_a_slow_machine_does_not_make_the_ratio_of_all(tmp_path):
 )
 def test_machines_that_differ_in_the_ratio_widen_it_and_in_speed_do_not(tmp_path, key, values, least, most):
     def width(folder: Path) -> float:
-        (item,) = comparisons(Run.of(read_run(folder))).gated
+        (item,) = comparisons(run_in(folder)).gated
         return math.log((item.high or math.inf) / (item.low or 0.01))
 
     alike = width(joined(tmp_path / "alike", *(on(name) for name in "abc")))

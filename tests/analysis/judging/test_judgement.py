@@ -7,13 +7,11 @@ from dataclasses import replace
 import pytest
 
 from tailgate.analysis.judging.judgement import judge
-from tailgate.analysis.records.run_records import read_run
 from tailgate.analysis.records.schemas import COMPILE_EVENTS
 from tailgate.analysis.records.tables import read_table
-from tailgate.analysis.run.run import Run
 from tests.fakes.machines import tell
 from tests.fakes.request_rows import append_rows, change_rows
-from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, write_run
+from tests.fakes.runs import EAGER, Compile, FakeArm, FakeRun, run_in, write_run
 
 SLO = {"p99_ttft_ms": 2000, "p99_e2e_ms": 9000}
 NAIVE = FakeArm(name="naive", compiles=[Compile(at_s=5 + 10 * step, seconds=3 + step) for step in range(6)])
@@ -21,7 +19,7 @@ SHORT = FakeRun(duration_s=90, rate=2)
 
 
 def judged(directory):
-    return judge(Run.of(read_run(directory)))
+    return judge(run_in(directory))
 
 
 def judgement_of(path, run):

@@ -19,7 +19,6 @@ from tailgate.analysis.records.schemas import REQUESTS
 from tailgate.analysis.records.tables import RecordError, RecordWriter, read_table
 from tailgate.analysis.report import write_reports
 from tailgate.analysis.summary.summary import analyze, write_summary
-from tailgate.loadtests.commands.main import main
 from tests.fakes.processes import refusal
 from tests.fakes.request_rows import S
 from tests.fakes.runs import FakeRun, write_run
@@ -263,24 +262,6 @@ def change_trial(directory, changes):
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (lambda folder: (folder / "requests-0.arrow").unlink(), "holds no requests"),
-        (lambda folder: (folder / "requests-0.arrow").rename(folder / "requests-0.parquet"), "cannot be read"),
-        (lambda folder: (folder.parent / "experiment.toml").write_text("a = ["), "cannot be read"),
-        (lambda folder: write_table(folder / "requests-0.arrow", pa.table({"arm": ["a"]})), '"end_ns" is missing'),
-    ],
-    ids=["no table", "another format", "no TOML", "no end"],
-)
-def test_what_cannot_be_judged_is_one_line_and_exit_code_2(spoil, message, short, tmp_path, capsys):
-    directory = short.changed(tmp_path / "run", lambda rows: rows)
-    spoil(directory / "trial-01")
-    assert main(["analyze", str(directory)]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert message in line
-
-
 def gate(summary, name):
     return next(item for item in summary["gates"] if (item["arm"], item["gate"]) == ("compiled", name))
 
@@ -312,10 +293,3 @@ def test_a_timeout_counts_at_least_as_its_deadline_at_the_tail_and_is_no_good_re
         assert gate(timed_out, f"slo p90_{metric}_ms")["verdict"] == "FAIL"
     good = {arm["name"]: arm["goodput_rps"] for arm in timed_out["arms"]}
     assert good["compiled"] == pytest.approx(0.8 * good["eager"], rel=0.002)
-
-
-def test_a_table_in_two_formats_is_read_whole(short, tmp_path):
-    target = short.changed(tmp_path / "run", lambda rows: rows[::2])
-    other = target / "trial-01" / "requests-1.parquet"
-    write_table(other, table_of(short.rows[1::2]))
-    assert len(read_run(target).requests) == len(short.rows)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -16,7 +18,6 @@ from tests.fakes.machines import FakeMachines, Trouble
 from tests.fakes.runs import FakeRun, write_run
 
 Summary = dict[str, Any]
-Make = Callable[..., Summary]
 REPORTS = (html_report, markdown_report, verdict_table)
 DISTURBED = FakeMachines(
     locked=False,
@@ -29,22 +30,14 @@ DISTURBED = FakeMachines(
 )
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Make:
-    summaries: dict[str, Summary] = {}
-
-    def make(machines: FakeMachines | None, trials: int = 2) -> Summary:
-        key = repr((machines, trials))
-        if key not in summaries:
-            folder: Path = tmp_path_factory.mktemp("machines")
-            run = FakeRun(machines=machines, trials=trials, duration_s=120.0, rate=2.0)
-            summaries[key] = analyze(write_run(folder / "run", run))
-        return summaries[key]
-
-    return make
+@cache
+def made(machines: FakeMachines) -> Summary:
+    with TemporaryDirectory() as folder:
+        run = FakeRun(machines=machines, trials=2, duration_s=120.0, rate=2.0)
+        return analyze(write_run(Path(folder, "run"), run))
 
 
-def test_the_machines_are_named_only_where_they_limit_the_run(made: Make, demo: Summary) -> None:
+def test_the_machines_are_named_only_where_they_limit_the_run(demo: Summary) -> None:
     for report in (markdown_report, verdict_table):
         for summary in (made(FakeMachines()), demo):
             assert not re.search("quiet|monitored|NVIDIA", report(summary), re.IGNORECASE)
@@ -54,9 +47,7 @@ def test_the_machines_are_named_only_where_they_limit_the_run(made: Make, demo: 
     assert 'id="machines"' not in html_report(demo)
 
 
-def test_disturbed_machines_name_each_trouble_and_what_it_leaves_open(
-    made: Make, read_page: Callable[[str], Any]
-) -> None:
+def test_disturbed_machines_name_each_trouble_and_what_it_leaves_open(read_page: Callable[[str], Any]) -> None:
     summary = made(DISTURBED)
     text = read_page(html_report(summary)).text
     assert "cuda:1 was throttled (heat, by the hardware) for 36 s of the 120 s of trial 1" in text

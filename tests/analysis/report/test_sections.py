@@ -86,18 +86,11 @@ def test_replicas_share_the_load_of_their_arm(tmp_path: Path) -> None:
     assert [row["seen_rps"] for row in analyze(folder)["frontier"]["arms"]] == pytest.approx([17.0, 16.5], rel=0.1)
 
 
-def test_the_terminal_says_what_would_decide_a_search_and_which_runs_it_joins(searched: Summary) -> None:
-    joined = {"runs": [{"name": "a", "trials": [1]}, {"name": "b", "trials": [2]}], "machines": 1, "differences": []}
-    summary = {
-        **searched,
-        "overall": "INCONCLUSIVE",
-        "advice": {"needed_s": None, "text": "Run it again."},
-        "joined": joined,
-    }
+def test_the_terminal_says_what_would_decide_a_search(searched: Summary) -> None:
+    summary = {**searched, "overall": "INCONCLUSIVE", "advice": {"needed_s": None, "text": "Run it again."}}
     for gated in (False, True):
         shown = " ".join(verdict_table(search_of(summary, {"gated": gated})).split())
         assert "to decide: Run it again." in shown
-        assert "judged together: 2 runs" in shown
         assert shown.startswith("? INCONCLUSIVE") is gated
 
 

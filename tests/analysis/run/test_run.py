@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tailgate.analysis.checks.traffic import share_faults, weight_stretches
+from tailgate.analysis.checks.traffic import weight_stretches
 from tailgate.analysis.judging.judgement import judge
 from tailgate.analysis.records.documents import EDITED
 from tailgate.analysis.records.joining import listed_runs, write_run_list
@@ -18,10 +18,9 @@ from tailgate.analysis.records.run_records import read_run
 from tailgate.analysis.records.tables import RecordError
 from tailgate.analysis.records.weight_journal import BY_HAND, WeightChange, append
 from tailgate.analysis.run.compile_events import stall_windows
-from tailgate.analysis.run.run import Run
 from tailgate.analysis.run.trials import Machines
 from tailgate.analysis.summary.summary import analyze
-from tests.fakes.runs import EAGER, SECOND, SEPARATE_DAYS, Compile, FakeArm, FakeRun, start_of, write_run
+from tests.fakes.runs import EAGER, SECOND, SEPARATE_DAYS, Compile, FakeArm, FakeRun, run_in, start_of, write_run
 
 NAIVE = FakeArm(name="naive", compiles=[Compile(at_s=40, seconds=3), Compile(at_s=60, seconds=5)])
 SHORT = FakeRun(duration_s=90, rate=2)
@@ -34,15 +33,15 @@ def load(path, run=SHORT, *, change=lambda info: None):
         info = json.loads(file.read_text())
         change(info)
         file.write_text(json.dumps(info))
-    return Run.of(read_run(directory))
+    return run_in(directory)
 
 
 def test_a_run_that_does_not_name_its_control_is_refused(tmp_path):
     pq.write_table(pa.table({"arm": ["a"], "end_ns": [5], "status": ["OK"]}), tmp_path / "requests.parquet")
     with pytest.raises(RecordError, match=r"lacks the file experiment\.toml: put it back"):
-        Run.of(read_run(tmp_path))
+        run_in(tmp_path)
     (tmp_path / "experiment.toml").write_text('[[arms]]\nname = "a"\ncontrol = true\n# edited\n')
-    assert Run.of(read_run(tmp_path)).control == "a"
+    assert run_in(tmp_path).control == "a"
 
 
 def test_the_account_of_an_arm_has_the_replicas_without_final_counters(tmp_path):
@@ -88,7 +87,7 @@ def test_no_steady_request_is_cold_or_met_a_compile(tmp_path):
 
 
 def test_the_seed_is_that_of_the_experiment_and_places_draw_by_themselves(tmp_path):
-    run = Run.of(read_run(write_run(tmp_path / "run", replace(SHORT, seed=5))))
+    run = run_in(write_run(tmp_path / "run", replace(SHORT, seed=5)))
     assert run.seed == 5
     assert run.rng(0, 1).random() == run.rng(0, 1).random() != run.rng(0, 2).random()
 
@@ -100,7 +99,7 @@ def test_bad_limits_are_refused_by_name(text, words, tmp_path):
     directory = write_run(tmp_path / "run", SHORT)
     (directory / "experiment.toml").write_text(text + EDITED)
     with pytest.raises(RecordError, match=words):
-        Run.of(read_run(directory))
+        run_in(directory)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +129,7 @@ def test_each_stretch_of_requests_is_held_to_its_weights(eager, compiled, ok, tm
     append(directory, WeightChange(at_ns=start_of(2) - SECOND, weights=half, why="as configured", trial=2))
     change = WeightChange(at_ns=at_ns, done_ns=at_ns + SECOND, weights=later, why="other", action=BY_HAND, trial=2)
     append(directory, change)
-    run = Run.of(read_run(directory))
+    run = run_in(directory)
     first, before, after = weight_stretches(run)
     assert (first[0], before[0], after[0]) == (half, half, later)
     sent, trial = run.requests.sent_ns, run.requests.trial
@@ -143,18 +142,3 @@ def test_each_stretch_of_requests_is_held_to_its_weights(eager, compiled, ok, tm
     assert ("stretch 3" in check.reason) is not ok
     changes = analyze(directory)["weights"]
     assert [(row["action"], row["offset_s"]) for row in changes] == [("start", -1), ("set by hand", 300)]
-
-
-@pytest.mark.parametrize(
-    ("stretches", "ok"),
-    [
-        ([], True),
-        ([({"a": 0, "b": 0}, {"a": 1, "b": 1})], True),
-        ([({"a": 99, "b": 1}, {"a": 99, "b": 1})], True),
-        ([({"a": 5, "b": 2}, {"a": 99, "b": 1})], True),  # two of seven at 1 %: p = .002, twice
-        ([({"a": 100, "b": 1}, {"a": 1, "b": 0})], False),
-        ([({"a": 50, "b": 50}, {"a": 1, "b": 1}), ({"a": 50, "b": 50}, {"a": 9, "b": 1})], False),
-    ],
-)
-def test_shares_are_held_to_the_weights_of_their_stretch(stretches, ok):
-    assert (not share_faults(stretches)) is ok

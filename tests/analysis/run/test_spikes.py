@@ -131,9 +131,6 @@ def test_clean_traffic_and_a_long_answer_have_no_spike():
     assert spikes_of([*quiet_traffic(), request(500, 50.0, 50.1, 60.0, tokens=100)]) == []
 
 
-# --- The busy period that a compile starts ----------------------------------------------------------------------------
-
-
 def one_slot(*, takes=0.6, stall=5.0, extra=()):
     """A request a second, one at a time; the tenth needs a compile. `extra`: {index: row values}."""
     free, rows = 0.0, []

@@ -9,21 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tailgate.analysis.records.run_records import read_run
 from tailgate.analysis.records.schemas import COMPILE_EVENTS
 from tailgate.analysis.records.tables import RecordWriter
-from tailgate.analysis.run.run import Run
 from tailgate.analysis.run.startup import searching_starts, start_spread, startup_row
 from tailgate.analysis.statistics.unpaired import quantile_error
 from tailgate.analysis.summary.summary import analyze
 from tests.fakes.machines import tell
-from tests.fakes.runs import SECOND, FakeArm, FakeRun, start_of, write_run
+from tests.fakes.runs import SECOND, FakeArm, FakeRun, run_in, start_of, write_run
 
 MINUTE = FakeRun(duration_s=60, rate=2)
-
-
-def run_of(directory: Path) -> Run:
-    return Run.of(read_run(directory))
 
 
 def add_events(run: Path, *events: dict[str, Any], trial: int = 1) -> None:
@@ -49,7 +43,7 @@ def test_a_start_counts_from_its_process_until_it_serves(tmp_path: Path) -> None
     }
     start = {"items_ns": {item: int(spent * SECOND) for item, spent in seconds.items()}, "memory_bytes": {"weights": 7}}
     directory = tell(write_run(tmp_path / "run", MINUTE), startup={"compiled": start})
-    row = startup_row(run_of(directory), "compiled")
+    row = startup_row(run_in(directory), "compiled")
     assert row["serving_s"] == pytest.approx(sum(seconds.values()))
     assert (row["load_s"], row["warmup_s"], row["memory_bytes"]) == (2.0, 30.5, {"weights": 7})
 
@@ -80,7 +74,7 @@ def test_each_compile_that_searches_has_a_variance_of_its_own(
     for number in tuned:
         event = {"at_s": -5, "seconds": 1, "kind": "autotune", "phase": phase, "shape": "x"}
         add_events(directory, event, trial=number)
-    run = run_of(directory)
+    run = run_in(directory)
     assert (searching_starts(run, "compiled"), searching_starts(run, run.control)) == (searching, 0)
     assert start_spread(run, "compiled") == pytest.approx(variance**0.5)
 
@@ -99,6 +93,6 @@ def test_a_longer_trial_knows_better_how_much_its_traffic_moved_it(blocks: int, 
 def test_a_compile_in_the_background_holds_up_no_request(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run", FakeRun(duration_s=120, rate=4))
     add_events(directory, {"kind": "background_compile", "phase": "serving", "at_s": 30.0, "seconds": 30.0})
-    assert not run_of(directory).attribution.hit.any()
+    assert not run_in(directory).attribution.hit.any()
     eager, compiled = (arm["compile"] for arm in analyze(directory)["arms"])
     assert (compiled["recompiles"], compiled["background_s"], eager["background_s"]) == (0, 30.0, 0.0)

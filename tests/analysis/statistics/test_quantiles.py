@@ -189,13 +189,6 @@ def test_degrees_of_freedom_come_from_starts() -> None:
     assert profile([8.0] * 25, [9.0], list(range(26))).degrees == 25
 
 
-def test_an_arm_far_above_another_is_surely_higher_and_never_the_other_way_round() -> None:
-    starts = [1, 2, 3] * 4
-    low, high = profile([4.0, 4.5] * 3, [5.5, 6.0] * 3, starts), profile([8.0, 8.5] * 3, [9.5, 10.0] * 3, starts)
-    assert p_not_higher(high, low) < 0.01
-    assert p_not_higher(low, high) == 0.5
-
-
 @given(st.lists(st.tuples(st.floats(2.0, 50.0), st.booleans(), st.integers(1, 3)), min_size=1, max_size=12))
 @settings(max_examples=30)
 def test_equal_steps_are_no_order(drawn: list[tuple[float, bool, int]]) -> None:

@@ -17,7 +17,7 @@ from tailgate.servers.security import ServerTls
 from tailgate.servers.splitter.envoy import Envoy
 from tailgate.servers.splitter.envoy_config import ArmTarget, SplitterConfig
 from tests.fakes import http2 as wire
-from tests.fakes.credentials import Certificates, make_certificates
+from tests.fakes.credentials import Certificates
 from tests.fakes.http2 import (
     OK_END,
     OK_HEADERS,
@@ -205,11 +205,6 @@ def test_a_refused_stream_is_started_again_once(refusals: int, ending: tuple[str
         call = ask(peer)
         assert len(peer.wires) == 1
     assert (call.status, call.error) == ending
-
-
-@pytest.fixture(scope="module")
-def pem(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return make_certificates(tmp_path_factory.mktemp("pem"))
 
 
 @pytest.fixture(

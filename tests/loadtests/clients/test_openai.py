@@ -6,7 +6,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import gevent
@@ -15,7 +14,7 @@ import pytest
 from tailgate.loadtests.clients.openai import OpenAiCall, OpenAiClient
 from tailgate.loadtests.external.arms import OpenAiArm
 from tailgate.servers.clock import now_ns
-from tests.fakes.credentials import make_certificates
+from tests.fakes.credentials import Certificates
 from tests.fakes.http2 import finished, until
 from tests.fakes.http_servers import (
     DONE,
@@ -127,9 +126,8 @@ ONE = part("one")
 
 
 @pytest.mark.parametrize("secure", [False, True])
-def test_an_answer_ends_with_its_finish_reason_where_nothing_follows(secure: bool, tmp_path: Path) -> None:
-    files = make_certificates(tmp_path)
-    tls, trusting = (context(files, protocols=()), {"tls_ca": files.ca}) if secure else (None, {})
+def test_an_answer_ends_with_its_finish_reason_where_nothing_follows(secure: bool, pem: Certificates) -> None:
+    tls, trusting = (context(pem, protocols=()), {"tls_ca": pem.ca}) if secure else (None, {})
     script = hanging(threading.Event(), STREAM_HEAD + chunked(ONE, part(" two", "stop")))
     with HttpPeer(script, tls=tls) as peer, client_of(peer.address, **trusting) as client:
         call = ask(client)
@@ -294,10 +292,9 @@ def test_a_refused_connection_is_a_status() -> None:
     )
 
 
-def test_tls_is_checked_and_connections_are_kept(tmp_path: Path) -> None:
-    files = make_certificates(tmp_path)
-    with HttpPeer(scripted([GOOD]), tls=context(files, protocols=())) as peer:
-        with client_of(peer.address, tls_ca=files.ca) as trusting:
+def test_tls_is_checked_and_connections_are_kept(pem: Certificates) -> None:
+    with HttpPeer(scripted([GOOD]), tls=context(pem, protocols=())) as peer:
+        with client_of(peer.address, tls_ca=pem.ca) as trusting:
             assert [ask(trusting).status for _ in range(3)] == ["OK"] * 3
             assert peer.connections == 1
         with client_of(peer.address) as doubting:

@@ -8,15 +8,10 @@ import pytest
 
 from tailgate.loadtests.clients.inference import InferenceClient
 from tailgate.loadtests.external.client_security import OPEN, SecurityConfig
-from tests.fakes.credentials import Certificates, make_certificates
+from tests.fakes.credentials import Certificates
 from tests.fakes.http2 import Exchange, Peer, RawPeer, Wire, chunk, finished, generate
 from tests.fakes.processes import PATIENCE_S
 from tests.loadtests.clients.test_connection import request
-
-
-@pytest.fixture(scope="module")
-def pem(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return make_certificates(tmp_path_factory.mktemp("pem"))
 
 
 def context(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import xml.etree.ElementTree as ET
 from dataclasses import replace
@@ -14,46 +13,25 @@ import pytest
 
 from tailgate.analysis.records.documents import EDITED
 from tailgate.analysis.summary.model import Summary
+from tests.analysis.compare import test_comparison as comparison
+from tests.analysis.compare.test_comparison import COMPILED
 from tests.fakes import results
-from tests.fakes.machines import referenced
 from tests.fakes.results import Sent, in_turn, traffic, write
 from tests.fakes.runs import EAGER, SEPARATE_DAYS, Compile, FakeRun, write_run
 from tests.loadtests.commands.test_main import refused, run_command
 
-RUN = FakeRun(
-    trials=2,
-    duration_s=120,
-    rate=2.0,
-    gates={},
-    slo={"p99_e2e_ms": 5000},
-    machines=referenced(python_ms=10.0, read_gb_per_s=20.0),
-    environment={"machine": "0123456789ab", "versions": {"torch": "2.11"}},
-)
-COMPILED = RUN.arms[1]
-LATER = replace(RUN, seed=2, day=7, environment={"machine": "0123456789ab", "versions": {"torch": "2.12"}})
-FOLDER: list[Path] = []
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _runs_are_written_once(tmp_path_factory: pytest.TempPathFactory) -> None:
-    FOLDER[:] = [tmp_path_factory.mktemp("compared")]
-
-
-def made(name: str, run: FakeRun) -> Path:
-    """Write `run` once into a folder called `name`."""
-    path = FOLDER[0] / hashlib.sha256(repr(run).encode()).hexdigest()[:12] / name
-    return path if path.exists() else write_run(path, run)
+RUN, LATER = (replace(run, duration_s=120, rate=2.0, gates={}) for run in (comparison.RUN, comparison.LATER))
 
 
 @pytest.fixture
-def baseline() -> Path:
-    return made("last-week", RUN)
+def baseline(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "last-week", RUN)
 
 
 @pytest.fixture
-def naive() -> Path:
+def naive(tmp_path: Path) -> Path:
     compiles = (Compile(at_s=100.0, seconds=2.0),)
-    return made("this-week", replace(LATER, arms=(EAGER, replace(COMPILED, compiles=compiles))))
+    return write_run(tmp_path / "this-week", replace(LATER, arms=(EAGER, replace(COMPILED, compiles=compiles))))
 
 
 def test_a_new_recompile_fails_with_reports_in_the_candidate(baseline: Path, naive: Path, capsys) -> None:

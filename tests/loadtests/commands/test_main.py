@@ -101,7 +101,6 @@ def test_help_of_every_command_has_examples(command: str, capsys: pytest.Capture
         (["serve", "--preset", "eager", "--set", "model.id="], "model.id"),
         (["inspect", "--arm", "eager", "--max-prompt-tokens", "9"], "--set engine.max_prompt_tokens=N"),
         (["serve", "--preset", "eager", "--set", "compile.speed=1"], "compile.speed is unknown"),
-        (["split"], "no arm is given"),
         (["split", "--arm", "eager"], '--arm "eager" is not NAME=HOST:PORT'),
         (["split", "--arm", "a=h:1", "--arm", "a=h:2"], 'arm name "a" is taken'),
         (["split", "--arm", "a=h:1", "--weight", "b=2"], '--weight names the arm "b"'),

@@ -34,9 +34,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-# --- init -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "flags",
     [
@@ -150,9 +147,6 @@ def test_init_refuses_in_one_line(
         "foreign/experiment.schema.json",
         "there.toml",
     ]
-
-
-# --- check ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", sorted({*builtin_names()} - {"h200", "minilm"}))
@@ -318,9 +312,6 @@ def test_the_power_cap_of_a_gpu_is_usual_and_heat_is_not(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml([FakeCard(throttle=throttle)]))
     assert doctor._held_back() == held
-
-
-# --- list and open ----------------------------------------------------------------------------------------------------
 
 
 def test_every_built_in_experiment_is_listed_with_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:

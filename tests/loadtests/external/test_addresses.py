@@ -14,7 +14,7 @@ from tailgate.loadtests.experiments.reading import from_table, to_table
 from tailgate.loadtests.external.addresses import Address, parse_address
 from tailgate.loadtests.external.client_security import SecurityConfig
 from tailgate.servers.complaint import ConfigError
-from tests.fakes.credentials import make_certificates
+from tests.fakes.credentials import Certificates
 from tests.fakes.processes import refusal
 
 TRAFFIC = {"duration_s": 3, "rate": 6, "length_scale": 0.05, "block_s": 1}
@@ -156,8 +156,7 @@ def test_what_an_arm_names_is_looked_for_before_the_run(tmp_path: Path, monkeypa
     check(token_env="VLLM_TOKEN", openai={"tokenizer": str(tmp_path)}, telemetry={"log": str(log)})
 
 
-def test_files_that_are_missing_or_hold_something_else_are_named(tmp_path: Path) -> None:
-    pem = make_certificates(tmp_path)
+def test_files_that_are_missing_or_hold_something_else_are_named(pem: Certificates, tmp_path: Path) -> None:
     junk = tmp_path / "junk.pem"
     junk.write_text("no certificate")
     for security, text in (

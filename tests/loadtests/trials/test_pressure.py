@@ -97,15 +97,8 @@ def test_a_neighbour_that_dies_opens_the_verdict_and_the_run_goes_on(pressed: St
     assert checked.pressure.opens[:3] == ("noninferiority", "slo", "goodput")
 
 
-def test_a_trial_without_its_record_leaves_the_verdict_open(pressed: Start) -> None:
-    pressure, context = pressed()
-    pressure.start()
-    pressure.stop()
-    at(context, 100.0)
-    assert context.facts.pressure is not None
-    context.facts.pressure["end_ns"] = None
-    assert "not recorded" in faults(context)[0]
-    context.facts.pressure["gpu_gib"], asked = 10, {"pressure": {"gpu_gib": 20.0}}
+def test_a_report_says_what_pressure_was_asked_for() -> None:
+    asked = {"pressure": {"gpu_gib": 20.0}}
     assert checked.in_words(asked) == "a neighbour held 20 GiB of each GPU over the whole traffic"
     assert checked.in_words({}) == checked.in_words({"pressure": {"gpu_gib": 0.0}}) == ""
 

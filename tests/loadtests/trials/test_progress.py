@@ -1,4 +1,4 @@
-"""Progress of a run: on the terminal, as metrics for Prometheus, and on the live page."""
+"""Progress of a run: on the terminal, and as metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -11,17 +11,14 @@ from prometheus_client import CollectorRegistry, generate_latest, start_http_ser
 from prometheus_client.parser import text_string_to_metric_families
 
 from tailgate.analysis.judging.alarms import ServedCompile
-from tailgate.analysis.records.documents import content_of
 from tailgate.loadtests.generator.histogram import ArmTally
 from tailgate.loadtests.generator.load_log import LoadLog
-from tailgate.loadtests.trials.live_page import live_page
 from tailgate.loadtests.trials.progress import displayed, parts_of
 from tailgate.loadtests.trials.run_metrics import RunCollector, exporting
 from tailgate.loadtests.trials.status import ArmLoad, Load, ReplicaState, Status, read_load
 from tailgate.servers.clock import now_ns
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.front.metrics import FrontMetrics
-from tests.fakes.processes import wait_for
 from tests.fakes.request_rows import MS, record
 
 
@@ -198,12 +195,3 @@ def test_a_taken_or_bad_address_for_metrics_is_refused() -> None:
             pass
         with pytest.raises(ConfigError, match="HOST:PORT"), exporting(Status(), "9465"):
             pass
-
-
-def test_the_page_says_how_the_run_ended(tmp_path: Path) -> None:
-    status, ended = Status(), {"complete": False}
-    with live_page(status, 0, ended):
-        status.run_dir = tmp_path
-        wait_for(lambda: status.notes)
-        ended["complete"] = True
-    assert content_of(tmp_path / "status.json")["ended"] == {"complete": True}

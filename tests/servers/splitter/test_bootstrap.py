@@ -17,18 +17,13 @@ from tailgate.servers.security import ServerTls
 from tailgate.servers.splitter.bootstrap import bootstrap
 from tailgate.servers.splitter.envoy import Envoy, envoy_path
 from tailgate.servers.splitter.envoy_config import ArmTarget, SplitterConfig
-from tests.fakes.credentials import Certificates, make_certificates
+from tests.fakes.credentials import Certificates
 from tests.fakes.inference import Behaviour, serve
 from tests.fakes.processes import PATIENCE_S
 from tests.servers.test_config import refusal
 
 ROOT = Path(__file__).resolve().parents[3]
 SECRET = "s3cret-T0ken"
-
-
-@pytest.fixture(scope="module")
-def pem(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return make_certificates(tmp_path_factory.mktemp("pem"))
 
 
 def target(**fields: Any) -> ArmTarget:
