@@ -275,6 +275,11 @@ class CompileConfig(Settings):
                 )
         if self.mark_dynamic and self.dynamic is False:
             raise ValueError("mark_dynamic is true but compile.dynamic is false: drop one of them")
+        if self.row_kernels and self.options.get("triton.enable_pdl"):
+            raise ValueError(
+                'row_kernels and options."triton.enable_pdl" are both true: drop one, because kernels of the compiler '
+                "may then read what is not written yet"
+            )
         if self.capture and self.mode in GRAPH_TREE_MODES:
             raise ValueError(
                 f'mode "{self.mode}" records CUDA graphs of its own, so compile.capture must be false: '
@@ -432,7 +437,7 @@ PRESET_POLICIES: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] 
             "capture": True,
             "join_projections": True,
             "row_kernels": True,
-            "options": {"combo_kernels": True, "triton.enable_pdl": True},
+            "options": {"combo_kernels": True},
         },
     ),
     "compiled-dynamic": (

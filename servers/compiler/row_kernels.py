@@ -47,6 +47,7 @@ def _multiply(  # type: ignore[no-untyped-def]
     # the last program may repeat rows that it does not store
     place = weight + tl.where(real, n, 0).to(tl.int64)[:, None] * COLUMNS + k[None, :]
     if EARLY:
+        # safe before the wait: kernels here wait before they read results, and all others until this one has ended
         gdc_launch_dependents()
     matrix = tl.load(place)
     if GATED:

@@ -129,6 +129,7 @@ def test_a_bad_table_is_refused_with_key_value_and_remedy(table: dict[str, objec
         ({"mode": "turbo"}, ("compile.mode", "turbo", "reduce-overhead")),
         ({"enabled": True, "mark_dynamic": True, "dynamic": False}, ("mark_dynamic",)),
         ({"enabled": True, "capture": True, "mode": "reduce-overhead"}, ("capture", "reduce-overhead")),
+        ({"enabled": True, "row_kernels": True, "options": {"triton.enable_pdl": True}}, ("row_kernels", "enable_pdl")),
         ({"fullgraph": True}, ("compile.fullgraph is true", "compile.enabled is false", "enabled = true")),
         ({"enabled": True, "options": {"triton": {"x": [1]}}}, ("compile.options",)),
         ({"enabled": True, "options": {"x": 1}, "backend": "eager"}, ("compile.options", "inductor")),
