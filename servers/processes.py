@@ -285,6 +285,7 @@ class Listening:
     port: int
     pid: int
     metrics_port: int = 0
+    further_ports: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,7 +44,7 @@ class _Replica:
     name: str
     child: Child
     deadline: float
-    target: str = ""
+    targets: tuple[str, ...] = ()  # of its frontends
     channel: grpc.Channel | None = None
     ready: bool = False
     dead: bool = False
@@ -130,13 +130,13 @@ class Replicas:
         if not messages:
             return
         listening = cast("Listening", messages[0])
-        replica.target = f"127.0.0.1:{listening.port}"
+        replica.targets = tuple(f"127.0.0.1:{port}" for port in (listening.port, *listening.further_ports))
         if listening.metrics_port:
             page = (f"127.0.0.1:{listening.metrics_port}", "/metrics")
             self._trial.status.pages = {**self._trial.status.pages, replica.name: page}
         security = self._trial.experiment.security
-        replica.channel = open_channel(replica.target, security)
-        self._collector.follow(replica.arm.name, replica.name, replica.target, security)
+        replica.channel = open_channel(replica.targets[0], security)
+        self._collector.follow(replica.arm.name, replica.name, replica.targets[0], security)
 
     def compare(self) -> None:
         """Write what each start cost to trial.json. Raises ConfigError where replicas report that they run different
@@ -156,9 +156,9 @@ class Replicas:
 
     @property
     def targets(self) -> dict[str, tuple[str, ...]]:
-        """Return host:port of every replica of each arm."""
-        arms = self._trial.experiment.managed_arms
-        return {arm.name: tuple(self._replicas[name].target for name in arm.replica_names) for arm in arms}
+        """Return host:port of every frontend of each arm."""
+        names = {arm.name: arm.replica_names for arm in self._trial.experiment.managed_arms}
+        return {arm: sum((self._replicas[name].targets for name in names[arm]), ()) for arm in names}
 
     @property
     def process_ids(self) -> list[int]:

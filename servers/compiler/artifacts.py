@@ -26,7 +26,7 @@ _REMEDY = "write it anew with `tailgate precompile`"
 # What no graph depends on. The threads of a processor are part of the device.
 _FREE = frozenset(
     {"name", "preset", "model.id", "model.seed", "model.device", "engine.max_queue", "engine.max_wait_ms"}
-    | {"engine.drain_grace_s", "engine.threads", "compile.artifact"}
+    | {"engine.drain_grace_s", "engine.frontends", "engine.threads", "compile.artifact"}
 )
 # A statically launched kernel looks for its tuned configuration in the folder of the process that compiled it, and a
 # reduction that takes many registers is given another variant whenever it is loaded: either is tuned again at a start.

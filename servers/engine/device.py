@@ -1,8 +1,8 @@
-"""The engine process: one device thread that loads, warms and runs the model, joined to the gRPC front by a pipe.
+"""The engine process: one device thread that loads, warms and runs the model, joined to each gRPC front by a pipe.
 
 The main thread is the device thread, because CUDA graphs are bound to the thread that recorded them. Two more threads
-move messages. The front is another process: it takes no interpreter time from the device thread, and answers health
-checks while a compile holds this process's interpreter lock.
+for each pipe move messages. Fronts are other processes: they take no interpreter time from the device thread, and
+answer health checks while a compile holds this process's interpreter lock.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -28,7 +28,7 @@ from tailgate.servers.clock import now_ns
 from tailgate.servers.complaint import ConfigError, named
 from tailgate.servers.config import ArmConfig
 from tailgate.servers.engine.engine import Arrivals, Engine
-from tailgate.servers.engine.messages import BlindSpots, Shutdown
+from tailgate.servers.engine.messages import BlindSpots, Report, Shutdown, StepOutput
 from tailgate.servers.engine.scheduler import scheduler_for
 from tailgate.servers.program import isolate_compiler, log_to_stderr
 from tailgate.servers.rpc.telemetry_pb2 import CompileUnderWay, MemoryReading, Progress, SnapshotResponse
@@ -76,19 +76,21 @@ class Outbox:
             self.flush(timeout_s=threading.TIMEOUT_MAX)
 
 
-def serve_engine(connection: Connection, table: dict[str, object], cache_dir: str) -> None:
-    """Load, warm up, then step until the front closes the pipe: the body of the engine process."""
+def serve_engine(connections: Sequence[Connection], table: dict[str, object], cache_dir: str) -> None:
+    """Load, warm up, then step until a front closes its pipe: the body of the engine process."""
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, signal.SIG_IGN)  # the front decides when to stop
     log_to_stderr()
-    outbox = Outbox(connection)
+    outboxes = [Outbox(connection) for connection in connections]
+    outbox = outboxes[0]  # of the first front, which has the telemetry
     arrivals: Arrivals = queue.SimpleQueue()
-    threading.Thread(target=outbox.send, daemon=True).start()
-    threading.Thread(target=_receive, args=(connection, arrivals), daemon=True).start()
+    for connection, own in zip(connections, outboxes, strict=True):
+        threading.Thread(target=own.send, daemon=True).start()
+        threading.Thread(target=_receive, args=(connection, arrivals, outbox), daemon=True).start()
     try:
         arm = ArmConfig.from_dict(table)
         isolate_compiler(os.environ, cache_dir)
-        engine, device = _start(arm, arrivals, outbox)
+        engine, device = _start(arm, arrivals, outboxes)
     except Exception as error:
         is_refused = isinstance(error, ConfigError)
         if not is_refused:
@@ -99,14 +101,16 @@ def serve_engine(connection: Connection, table: dict[str, object], cache_dir: st
     due_ns = 0
     for messages in engine.turns():
         for message in messages:
-            outbox.put(message)
+            parts = message.divided(len(outboxes)) if isinstance(message, StepOutput) else [message]
+            for own, part in zip(outboxes, parts, strict=False):
+                own.put(part)
         if (at_ns := now_ns()) >= due_ns:
             due_ns = at_ns + MEMORY_EVERY_NS
             outbox.put(read_memory(device, at_ns))
 
 
-def _start(arm: ArmConfig, arrivals: Arrivals, outbox: Outbox) -> tuple[Engine, Any]:
-    entered_ns = now_ns()
+def _start(arm: ArmConfig, arrivals: Arrivals, outboxes: Sequence[Outbox]) -> tuple[Engine, Any]:
+    entered_ns, outbox = now_ns(), outboxes[0]
     outbox.put(Progress(at_ns=entered_ns, stage="load", detail=arm.model.id))
     from tailgate.servers.compiler.recorder import CompileRecorder
     from tailgate.servers.engine.runner import runner_for
@@ -140,23 +144,23 @@ def _start(arm: ArmConfig, arrivals: Arrivals, outbox: Outbox) -> tuple[Engine, 
     gc.collect()
     gc.freeze()
     artifact = {"artifact": loaded.identity} if loaded is not None else {}
-    outbox.put(
-        SnapshotResponse(
-            vocab_size=runner.vocab_size,
-            device=runner.device_name(),
-            dtype=runner.dtype_name(),
-            versions={**_versions(), **artifact},
-            memory_bytes=runner.memory_bytes(),
-            # the parent is the replica's front: what its user waits for begins with it
-            startup_ns=itemised(
-                runner.startup_ns,
-                started_ns=process_started_ns(os.getppid()),
-                entered_ns=entered_ns,
-                imported_ns=imported_ns,
-                ready_ns=now_ns(),
-            ),
-        )
+    snapshot = SnapshotResponse(
+        vocab_size=runner.vocab_size,
+        device=runner.device_name(),
+        dtype=runner.dtype_name(),
+        versions={**_versions(), **artifact},
+        memory_bytes=runner.memory_bytes(),
+        # the parent is the replica's front: what its user waits for begins with it
+        startup_ns=itemised(
+            runner.startup_ns,
+            started_ns=process_started_ns(os.getppid()),
+            entered_ns=entered_ns,
+            imported_ns=imported_ns,
+            ready_ns=now_ns(),
+        ),
     )
+    for own in outboxes:
+        own.put(snapshot)
     read_memory(runner.device, now_ns())  # the next peak counts from here
     return Engine(scheduler_for(arm), runner, recorder.drain, arrivals), runner.device
 
@@ -167,14 +171,14 @@ def _announce(compile: CompileUnderWay, outbox: Outbox) -> None:
         outbox.flush()
 
 
-def _receive(connection: Connection, arrivals: Arrivals) -> None:
+def _receive(connection: Connection, arrivals: Arrivals, first: Outbox) -> None:
     message = None
     try:
         while not isinstance(message, Shutdown):
             message = connection.recv()
-            arrivals.put(message)
+            (first if isinstance(message, Report) else arrivals).put(message)
     except (EOFError, OSError):
-        # The front is gone. A compile may hold the device thread for a minute: do not wait for it.
+        # A front is gone. A compile may hold the device thread for a minute: do not wait for it.
         os._exit(1)
 
 

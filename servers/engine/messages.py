@@ -5,6 +5,7 @@ The engine is warm when it sends the part of a `SnapshotResponse` that it knows.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from tailgate.servers.rpc.telemetry_pb2 import StepRecord
@@ -73,6 +74,30 @@ class StepOutput:
     tokens: list[tuple[str, int]] = field(default_factory=list)
     finished: list[Finished] = field(default_factory=list)
     step: StepRecord | None = None
+
+    def divided(self, frontends: int) -> list[StepOutput]:
+        """Return what each frontend gets, by the remainder of its requests' ids; the first gets the step too."""
+        if frontends == 1:
+            return [self]
+        parts = [StepOutput(emit_ns=self.emit_ns, step=None if part else self.step) for part in range(frontends)]
+        for request_id, token in self.tokens:
+            parts[int(request_id) % frontends].tokens.append((request_id, token))
+        for finished in self.finished:
+            parts[int(finished.request_id) % frontends].finished.append(finished)
+        return parts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What frontend `number` tells the first one, by way of the engine. `counts` holds its requests by status, and its
+    tokens under ""."""
+
+    number: int
+    port: int
+    has_answered: bool = False
+    has_drained: bool = False
+    in_flight: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

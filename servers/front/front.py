@@ -8,12 +8,13 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import grpc
 
 from tailgate.servers.clock import now_ns
 from tailgate.servers.config import ArmConfig
-from tailgate.servers.engine.messages import BlindSpots, Cancel, Finished, StepOutput, Submit
+from tailgate.servers.engine.messages import BlindSpots, Cancel, Finished, Report, StepOutput, Submit
 from tailgate.servers.front.metrics import FrontMetrics
 from tailgate.servers.front.requests import Encode, RefusedError
 from tailgate.servers.rpc.telemetry_pb2 import (
@@ -113,6 +114,7 @@ class Front:
         send: Callable[[Submit | Cancel], None],
         encode: Encode,
         metrics: FrontMetrics,
+        number: int = 0,
     ) -> None:
         self.arm = arm
         self.replica = replica
@@ -123,17 +125,27 @@ class Front:
         self.draining = False
         self.failure = ""
         self.blind_spots: tuple[str, ...] = ()
+        frontends, total = arm.engine.frontends, arm.engine.slots + arm.engine.max_queue
+        self.reports = {other: Report(number=other, port=0) for other in range(1, frontends) if not number}
+        self._over = f" over {frontends} frontends" if frontends > 1 else ""
+        self._limit = (total + frontends - 1 - number) // frontends  # the shares of all make the total
+        metrics.in_flight.set_function(lambda: self.in_flight + sum(self.others("in_flight")))
         self._watchers: set[Watcher] = set()
         self._logs: dict[type, deque[TelemetryEvent]] = {kind: deque(maxlen=most) for kind, most in _RETAINED.items()}
         self._send = send
         self._answers: dict[str, Answer] = {}
         self._names: set[str] = set()  # of requests in flight
-        # A client may use a name again: what the engine still says of an earlier request has that one's own id.
-        self._ids = itertools.count()
+        # A client may use a name again: what the engine still says of an earlier request has that one's own id. Its
+        # remainder names the frontend.
+        self._ids = itertools.count(number, frontends)
 
     @property
     def in_flight(self) -> int:
         return len(self._answers)
+
+    def others(self, what: str) -> list[Any]:
+        """Return what the other frontends reported last; none at one that is not the first."""
+        return [getattr(report, what) for report in self.reports.values()]
 
     def admit(self, submit: Submit) -> Answer:
         """Pass a checked request on to the engine. Raises RefusedError when it cannot be taken now."""
@@ -143,12 +155,11 @@ class Front:
             raise RefusedError(grpc.StatusCode.UNAVAILABLE, f"{self.replica} has failed: {self.failure}")
         if self.ready is None:
             raise RefusedError(grpc.StatusCode.UNAVAILABLE, f"{self.replica} is not warm yet: wait for health SERVING")
-        limit = self.arm.engine.slots + self.arm.engine.max_queue
-        if self.in_flight >= limit:
+        if self.in_flight >= self._limit:
             # Counted here and not in the engine, so that the answer comes at once even while a compile runs there.
             raise RefusedError(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"{self.in_flight} requests are in flight; the limit is {limit} (slots + max_queue): "
+                f"{self.in_flight} requests are in flight; the limit is {self._limit} (slots + max_queue{self._over}): "
                 "send slower or raise max_queue",
             )
         if submit.name in self._names:
@@ -156,9 +167,7 @@ class Front:
                 grpc.StatusCode.INVALID_ARGUMENT,
                 f'request_id "{submit.name}" is already in flight: use a new id for each request',
             )
-        answer = self.take(submit)
-        self.metrics.in_flight.set(self.in_flight)
-        return answer
+        return self.take(submit)
 
     def take(self, submit: Submit) -> Answer:
         """Pass a request on to the engine, under an id of its own, without checks or counts."""
@@ -177,7 +186,6 @@ class Front:
     def abandon(self, request_id: str) -> None:
         """Free the slot of a request whose client needs no more, if it has not ended."""
         if self._forget(request_id) is not None:
-            self.metrics.in_flight.set(self.in_flight)
             self._send(Cancel(request_id=request_id))
 
     def receive(self, messages: Iterable[object]) -> None:
@@ -209,6 +217,10 @@ class Front:
                 self.publish(message)
             case SnapshotResponse():
                 self.warm = message
+            case Report():
+                for status, count in (message.counts - self.reports[message.number].counts).items():
+                    self.metrics.count(status, count)
+                self.reports[message.number] = message
 
     @property
     def _is_probing(self) -> bool:
@@ -223,7 +235,7 @@ class Front:
 
     def _take_output(self, output: StepOutput) -> None:
         if not self._is_probing:
-            self.metrics.tokens.inc(len(output.tokens))
+            self.metrics.count("", len(output.tokens))
         for request_id, token_id in output.tokens:
             answer = self._answers.get(request_id)
             if answer is not None:
@@ -232,7 +244,6 @@ class Front:
             answer = self._forget(finished.request_id)
             if answer is not None:
                 answer.finish(finished)
-        self.metrics.in_flight.set(self.in_flight)
         if output.step is not None and not self._is_probing:
             fell_back = self.arm.compile.enabled and not output.step.compiled
             self.metrics.steps(kind=output.step.kind, fell_back="yes" if fell_back else "no").inc()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -19,7 +20,8 @@ class FrontMetrics:
     def __init__(self, arm: str, replica: str) -> None:
         self.registry = CollectorRegistry()
         self._labels = {"arm": arm, "replica": replica}
-        self.requests = self._labelled(Counter, "requests", "Requests ended, by gRPC status.", "status")
+        self.counts: collections.Counter[str] = collections.Counter()  # as `Report.counts`
+        self.requests = cache(self._labelled(Counter, "requests", "Requests ended, by gRPC status.", "status"))
         self.tokens = self._labelled(Counter, "output_tokens", "Tokens generated.")()
         self.steps = self._labelled(
             Counter, "steps", "Engine steps, and whether one that should run compiled ran eagerly.", "kind", "fell_back"
@@ -42,6 +44,11 @@ class FrontMetrics:
         for item, value in reading.ListFields():
             if item.name != "at_ns":
                 self.memory_now(what=item.name.removesuffix("_bytes")).set(value)
+
+    def count(self, status: str, number: int = 1) -> None:
+        """Count requests that ended with `status`, or tokens where it is empty."""
+        self.counts[status] += number
+        (self.requests(status=status) if status else self.tokens).inc(number)
 
     def totals(self) -> dict[str, int]:
         """Return each count, whatever its labels."""

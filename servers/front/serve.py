@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import logging
 import multiprocessing
 import os
@@ -18,6 +19,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any, Self
 
 import grpc
@@ -32,7 +34,7 @@ from tailgate.servers.clock import anchored_environment, now_ns
 from tailgate.servers.complaint import ConfigError, named
 from tailgate.servers.config import ArmConfig
 from tailgate.servers.engine.device import serve_engine
-from tailgate.servers.engine.messages import Shutdown
+from tailgate.servers.engine.messages import Report, Shutdown
 from tailgate.servers.front.front import Front
 from tailgate.servers.front.metrics import FrontMetrics
 from tailgate.servers.front.requests import METADATA_BYTES, load_tokenizer, message_bytes
@@ -61,6 +63,8 @@ SERVER_OPTIONS = (
 _OPEN_TO_ALL = "/grpc.health.v1.Health/"
 # `Connection.send`, with which the engine answers, writes the length of a message before it.
 _LENGTH_BYTES = 4
+_POLL_S = 0.02
+_REPORT_S = 0.2
 
 
 class TokenCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
@@ -118,15 +122,25 @@ class EnginePipe:
                 yield pickle.loads(await self._reader.readexactly(size))
 
 
-async def serve(arm: ArmConfig, options: argparse.Namespace, *, cache_dir: str, token: str) -> int:
-    """Run the replica until a signal stops it, and return the exit code: 0 drained, 1 the engine failed."""
+async def serve(
+    arm: ArmConfig, options: argparse.Namespace, *, cache_dir: str, token: str, number: int = 0, end: Any = None
+) -> int:
+    """Run frontend `number` until a signal stops it, and return the exit code: 0 drained, 1 the engine failed.
+
+    The first one starts and stops the engine and the other frontends, which get their `end` of a pipe to the engine.
+    """
     replica = options.replica or f"{arm.name}-0"
-    spawn = multiprocessing.get_context("spawn")
-    front_end, engine_end = spawn.Pipe()
-    table = pin_to_card(arm, os.environ).to_dict()
-    engine = spawn.Process(target=serve_engine, args=(engine_end, table, cache_dir), name=replica)
-    pipe = await EnginePipe.of(front_end)
-    front = Front(arm, replica, pipe.send, load_tokenizer(arm.model.id), FrontMetrics(arm.name, replica))
+    processes: list[BaseProcess] = []
+    ends: list[Connection] = []  # of the processes
+    if not number:
+        spawn = multiprocessing.get_context("spawn")
+        (end, *others), engine_ends = zip(*(spawn.Pipe() for _ in range(arm.engine.frontends)), strict=True)
+        table, ends = pin_to_card(arm, os.environ).to_dict(), [*engine_ends, *others]
+        processes.append(spawn.Process(target=serve_engine, args=(engine_ends, table, cache_dir), name=replica))
+        for further, other in enumerate(others, 1):
+            processes.append(spawn.Process(target=_serve_further, args=(arm, options, token, further, other)))
+    pipe = await EnginePipe.of(end)
+    front = Front(arm, replica, pipe.send, load_tokenizer(arm.model.id), FrontMetrics(arm.name, replica), number)
     health_service = health.aio.HealthServicer()
 
     async def set_health(status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
@@ -135,17 +149,19 @@ async def serve(arm: ArmConfig, options: argparse.Namespace, *, cache_dir: str, 
 
     await set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
     server = _server(front, health_service, token)
-    port = _listen(server, options.host, options.port)
+    port = _listen(server, options.host, options.port and options.port + number)
     await server.start()
     places = {"port": port, "pid": os.getpid()}
-    if options.metrics_port != "0":
+    if options.metrics_port != "0" and not number:
         wanted = 0 if options.metrics_port == FREE_PORT else int(options.metrics_port)
         page, _ = start_http_server(wanted, addr=options.host, registry=front.metrics.registry)
         places["metrics_port"] = page.server_port
 
     os.environ.update(anchored_environment())
-    engine.start()
-    engine_end.close()
+    for process in processes:
+        process.start()
+    for theirs in ends:
+        theirs.close()
     stop, unready = asyncio.Event(), asyncio.Event()
 
     async def check_readiness() -> None:
@@ -158,6 +174,9 @@ async def serve(arm: ArmConfig, options: argparse.Namespace, *, cache_dir: str, 
             front.fail(fault)
             unready.set()
             return
+        while not all(front.others("has_answered")):
+            await asyncio.sleep(_POLL_S)
+        gc.freeze()  # as in the engine, what start-up leaves behind stays
         front.open()
         await set_health(health_pb2.HealthCheckResponse.SERVING)
         log.info("%s is warm and has answered", replica)
@@ -169,38 +188,56 @@ async def serve(arm: ArmConfig, options: argparse.Namespace, *, cache_dir: str, 
             if front.warm is not None and readiness is None:
                 readiness = asyncio.create_task(check_readiness())
 
+    async def report() -> None:
+        while number:
+            state = {"has_answered": front.ready is not None, "has_drained": front.draining and not front.in_flight}
+            pipe.send(Report(number=number, port=port, in_flight=front.in_flight, counts=front.metrics.counts, **state))
+            await asyncio.sleep(_REPORT_S)
+
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
     log.info("%s listens on %s:%d (pid %d) and warms up", replica, options.host, port, os.getpid())
-    stdout.write("", places, as_json=options.json)
-
-    engine_gone = asyncio.create_task(follow())
+    engine_gone, _reporting = asyncio.create_task(follow()), asyncio.create_task(report())
+    while not (all(front.others("port")) or engine_gone.done() or stop.is_set()):
+        await asyncio.sleep(_POLL_S)
+    if not number:
+        further_ports = {"further_ports": front.others("port")} if front.reports else {}
+        stdout.write("", places | further_ports, as_json=options.json)
     waits = [engine_gone, *(asyncio.create_task(event.wait()) for event in (stop, unready))]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     await set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
     failed = not stop.is_set()
+    for process in processes[1:]:
+        process.terminate()  # they drain too
     if failed:
-        if engine_gone.done():
-            engine.join(5.0)
-        front.fail(front.failure or f"the engine process died with exit code {engine.exitcode}")
+        if engine_gone.done() and processes:
+            processes[0].join(5.0)
+        code = f" with exit code {processes[0].exitcode}" if processes else ""
+        front.fail(front.failure or f"the engine process died{code}")
         log.error("%s: %s", replica, front.failure)
     else:
         front.draining = True
         front.publish(telemetry_pb2.Progress(at_ns=now_ns(), stage="draining", detail=f"{front.in_flight} in flight"))
         deadline = loop.time() + arm.engine.drain_grace_s
-        while front.in_flight and not engine_gone.done() and loop.time() < deadline:
-            await asyncio.sleep(0.02)
+        while not (engine_gone.done() or loop.time() >= deadline):
+            if not front.in_flight and all(front.others("has_drained")):
+                break
+            await asyncio.sleep(_POLL_S)
         if front.in_flight:
             log.warning("%s: %d requests did not finish within the grace time", replica, front.in_flight)
             front.fail("the server stopped before the request finished")
     front.close()
     await server.stop(grace=2.0)
-    pipe.send(Shutdown())
-    engine.join(1.0)
-    if engine.is_alive():
-        engine.kill()  # a compile holds it, and it has nothing left to do
-        engine.join()
+    if not number:
+        pipe.send(Shutdown())
+    elif not failed:
+        await engine_gone  # which would take an earlier end of this process for a failure
+    for process in processes:
+        process.join(1.0)
+        if process.is_alive():
+            process.kill()  # a compile holds the engine, and it has nothing left to do
+            process.join()
     return 1 if failed else 0
 
 
@@ -225,6 +262,11 @@ def _listen(server: grpc.aio.Server, host: str, port: int) -> int:
         raise ConfigError(
             f"port {port} on {host} is in use or not allowed: choose another --port, or 0 for a free one"
         ) from None
+
+
+def _serve_further(arm: ArmConfig, options: argparse.Namespace, token: str, number: int, end: Connection) -> None:
+    log_to_stderr()
+    sys.exit(exit_code(lambda: asyncio.run(serve(arm, options, cache_dir="", token=token, number=number, end=end))))
 
 
 def main(arguments: list[str] | None = None) -> int:

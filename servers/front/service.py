@@ -66,7 +66,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             answer = front.admit(submit)
         except RefusedError as refusal:
             self._trail(context, Answer(), 0 if submit is None else len(submit.prompt), recv_ns)
-            front.metrics.requests(status=refusal.code.name).inc()
+            front.metrics.count(refusal.code.name)
             await context.abort(refusal.code, one_line(refusal.message))
             raise AssertionError("abort returned") from None
         status = "CANCELLED"
@@ -77,7 +77,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             if answer.finished is not None and status != "OK":
                 await context.abort(grpc.StatusCode[status], one_line(answer.finished.message))
         finally:
-            front.metrics.requests(status=status).inc()
+            front.metrics.count(status)
             front.abandon(submit.request_id)
 
     def _trail(

@@ -61,7 +61,7 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
             arm=front.arm.name,
             replica=front.replica,
             config_json=json.dumps(front.arm.to_dict()),
-            counters={**front.metrics.totals(), "in_flight": front.in_flight},
+            counters={**front.metrics.totals(), "in_flight": front.in_flight + sum(front.others("in_flight"))},
             blind_spots=front.blind_spots,
         )
         if front.ready is not None:

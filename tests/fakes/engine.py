@@ -8,6 +8,7 @@ tailgate.servers.front.serve`. For tests of the front alone.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from functools import partial
 from multiprocessing.connection import Connection
 
@@ -17,8 +18,9 @@ from tailgate.servers.front import serve
 from tailgate.servers.rpc.telemetry_pb2 import SnapshotResponse
 
 
-def serve_engine(connection: Connection, table: dict[str, object], cache_dir: str, *, how: str) -> None:
+def serve_engine(connections: Sequence[Connection], table: dict[str, object], cache_dir: str, *, how: str) -> None:
     del table, cache_dir
+    (connection,) = connections
     connection.send([SnapshotResponse(vocab_size=259, device="cpu", dtype="float32", startup_ns={"load": 1})])
     while not isinstance(message := connection.recv(), Shutdown):
         if isinstance(message, Submit) and how == "answers":

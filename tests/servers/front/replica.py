@@ -36,6 +36,7 @@ class Replica:
     channel: grpc.Channel
     started_ns: int
     metrics_port: int | None = None
+    further_ports: tuple[int, ...] = ()
 
     @property
     def inference(self) -> inference_pb2_grpc.InferenceStub:
@@ -124,7 +125,7 @@ def start(
     assert line, log.read_text()
     said = json.loads(line)
     channel = grpc.insecure_channel(f"127.0.0.1:{said['port']}")
-    return Replica(process, said["port"], channel, started_ns, said.get("metrics_port"))
+    return Replica(process, said["port"], channel, started_ns, said.get("metrics_port"), said.get("further_ports", ()))
 
 
 def start_fake(folder: Path, how: str, *arguments: str, engine: EngineConfig = ENGINE) -> Replica:

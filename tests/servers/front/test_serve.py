@@ -9,6 +9,7 @@ import socket
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,26 @@ def test_a_replica_tells_of_its_arm_and_listens_at_two_ports_alone(replica: Repl
     found = {(item.address, item.port) for item in listeners(replica.process.pid)}
     assert found == {("127.0.0.1", replica.port), ("127.0.0.1", replica.metrics_port)}
     assert unix_names(replica.process.pid) == set()
+
+
+@in_processes
+def test_two_frontends_of_a_replica_answer_at_ports_of_their_own_and_drain_together(tmp_path: Path) -> None:
+    first = start(tmp_path, ArmConfig(name="eager", engine=ENGINE.replace(frontends=2)))
+    assert first.wait_warm()[-1].stage == "serving"
+    (port,) = first.further_ports
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        second = replace(first, port=port, channel=channel)
+        assert (first.health(), second.health()) == (SERVING, SERVING)
+        calls = [each.inference.Generate(ask()) for each in (first, second)]
+        assert [count_tokens(call) for call in calls] == [4, 4]
+        assert {dict(call.trailing_metadata())["tailgate-replica"] for call in calls} == {"eager-0"}
+        assert wait_for(lambda: first.counters()["requests"] == 2), "the first counts for both"
+        call = second.inference.Generate(ask(max_tokens=500))
+        next(iter(call))
+        first.process.terminate()
+        assert count_tokens(call) > 400
+        assert call.code() is grpc.StatusCode.OK
+    assert first.process.wait(timeout=PATIENCE_S) == 0
 
 
 @in_processes
