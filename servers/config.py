@@ -167,8 +167,8 @@ class EngineConfig(Settings):
     drain_grace_s: float = Field(default=30.0, ge=0, le=3600)
     """Time in s that running requests have to finish after SIGTERM."""
     frontends: int = Field(default=1, ge=1, le=64)
-    """Processes that take calls for the engine process, each at a port of its own. Each admits an equal share of
-    `slots` + `max_queue`. One ends at 2,500 to 3,000 short texts/s."""
+    """Processes that take calls, each at a port of its own; `slots` + `max_queue` is divided among them. One ends at
+    2,500 to 3,000 short texts/s."""
     threads: int = Field(default=0, ge=0, le=1024)
     """CPU threads of each arm process. 0 leaves the default of torch."""
 

@@ -64,7 +64,6 @@ _OPEN_TO_ALL = "/grpc.health.v1.Health/"
 # `Connection.send`, with which the engine answers, writes the length of a message before it.
 _LENGTH_BYTES = 4
 _POLL_S = 0.02
-_REPORT_S = 0.2
 
 
 class TokenCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
@@ -192,7 +191,7 @@ async def serve(
         while number:
             state = {"has_answered": front.ready is not None, "has_drained": front.draining and not front.in_flight}
             pipe.send(Report(number=number, port=port, in_flight=front.in_flight, counts=front.metrics.counts, **state))
-            await asyncio.sleep(_REPORT_S)
+            await asyncio.sleep(0.2)
 
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):

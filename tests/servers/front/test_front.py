@@ -11,7 +11,7 @@ import grpc
 import pytest
 from prometheus_client import generate_latest
 
-from tailgate.servers.config import ArmConfig, CompileConfig
+from tailgate.servers.config import ArmConfig, CompileConfig, EngineConfig
 from tailgate.servers.engine.messages import BlindSpots, Cancel, Finished, StepOutput, Submit
 from tailgate.servers.front.front import Front, TelemetryEvent, Watcher
 from tailgate.servers.front.metrics import FrontMetrics
@@ -214,6 +214,21 @@ def test_requests_that_cannot_be_taken_are_refused_and_the_first_failure_is_repo
     assert (code, "no memory" in message) == (grpc.StatusCode.UNAVAILABLE, True)
     front.failure, front.draining = "", True
     assert refused("last")[0] is grpc.StatusCode.UNAVAILABLE
+
+
+def test_the_shares_of_three_frontends_make_the_limit_of_the_replica_and_their_ids_differ() -> None:
+    arm = ArmConfig(engine=EngineConfig(slots=4, max_queue=3, frontends=3))
+    sent: list[Submit] = []
+    for number, share in enumerate((3, 2, 2)):
+        front = Front(arm, "arm-0", sent.append, load_tokenizer(arm.model.id), FrontMetrics("arm", "arm-0"), number)  # type: ignore[arg-type]
+        front.ready = READY
+        for name in range(share):
+            front.admit(submit(str(name)))
+        with pytest.raises(RefusedError, match=rf"limit is {share} \(slots \+ max_queue over 3 frontends\)"):
+            front.admit(submit("one more"))
+    ends = [Finished(request_id=one.request_id, status="OK") for one in sent]
+    parts = StepOutput(emit_ns=1, finished=ends).divided(3)
+    assert [part.finished for part in parts] == [ends[:3], ends[3:5], ends[5:]]
 
 
 @pytest.mark.parametrize("ended", [True, False])
