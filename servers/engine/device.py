@@ -115,10 +115,15 @@ def _start(arm: ArmConfig, arrivals: Arrivals, outboxes: Sequence[Outbox]) -> tu
     from tailgate.servers.compiler.recorder import CompileRecorder
     from tailgate.servers.engine.runner import runner_for
 
+    def announce(compile: CompileUnderWay) -> None:
+        outbox.put(compile)
+        if not compile.end_ns:
+            outbox.flush()
+
     imported_ns = now_ns()
     recorder = CompileRecorder(
         publish=lambda texts: outbox.put(BlindSpots(texts=texts)),
-        announce=lambda compile: _announce(compile, outbox),
+        announce=announce,
     )
     recorder.install()
     runner = runner_for(arm, recorder)
@@ -163,12 +168,6 @@ def _start(arm: ArmConfig, arrivals: Arrivals, outboxes: Sequence[Outbox]) -> tu
         own.put(snapshot)
     read_memory(runner.device, now_ns())  # the next peak counts from here
     return Engine(scheduler_for(arm), runner, recorder.drain, arrivals), runner.device
-
-
-def _announce(compile: CompileUnderWay, outbox: Outbox) -> None:
-    outbox.put(compile)
-    if not compile.end_ns:
-        outbox.flush()
 
 
 def _receive(connection: Connection, arrivals: Arrivals, first: Outbox) -> None:

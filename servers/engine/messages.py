@@ -90,8 +90,7 @@ class StepOutput:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What frontend `number` tells the first one, by way of the engine. `counts` holds its requests by status, and its
-    tokens under ""."""
+    """What a further frontend reports to the first; `counts` has requests by status, and tokens under ""."""
 
     number: int
     port: int
