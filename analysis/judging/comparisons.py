@@ -20,10 +20,8 @@ from tailgate.analysis.statistics.compare import (
     Sample,
     compare,
     decide,
+    description,
     equal_counts,
-    limits_text,
-    seen_text,
-    without_bars,
 )
 from tailgate.analysis.statistics.sequential import SEGMENTS
 from tailgate.analysis.statistics.unpaired import compare_separate
@@ -105,11 +103,6 @@ def _by_machine(
         treatment, control = (sample.only(run.machines.codes(sample.trial) == place) for sample in samples)
         items += [replace(item, machine=machine) for item in compared(run, arm, metric, (treatment, control), qs)]
     return items
-
-
-def description(item: Comparison) -> str:
-    """Describe the observed ratio in a sentence that decides nothing."""
-    return without_bars(item) if item.lacks else f"{seen_text(item)} ({limits_text(item.low, item.high)})."
 
 
 def compared(run: Run, arm: str, metric: str, samples: tuple[Sample, Sample], qs: Sequence[float]) -> list[Comparison]:

@@ -17,7 +17,7 @@ from tailgate.analysis.run.run import Run
 from tailgate.analysis.run.slo import ShareResult, Units
 from tailgate.analysis.run.startup import start_spread
 from tailgate.analysis.settings.gate_limits import MIN_BLOCKS
-from tailgate.analysis.statistics.compare import Comparison, Sample, limits_text, seen_text, without_bars
+from tailgate.analysis.statistics.compare import Comparison, Sample, description, limits_text, seen_text
 from tailgate.analysis.statistics.planning import least_share, shortest_trial_s
 from tailgate.analysis.statistics.sequential import (
     FEWEST_GROUPS,
@@ -205,7 +205,7 @@ def exchange_of(run: Run, arm: str) -> Exchange:
 
 def _reason(item: Comparison, path: Path) -> str:
     if item.lacks or item.ratio is None:
-        return without_bars(item)
+        return description(item)
     bound = 1.0 + item.margin
     places = enough(bound, (item.ratio, item.low, item.high), fixed, 2)
     seen, limit = seen_text(item, places), fixed(bound, places)

@@ -64,12 +64,14 @@ def _open_reason(gates: Sequence[Gate], checks: Sequence[Check], needs: Needs) -
     others = [check for check in found if check.rule.rank != OVERLOADED]
     if others:
         worst = min(others, key=partial(_urgency, checks))
+        rank = worst.rule.rank
         seen = [gate.reason for gate in open_gates if gate.caveat and worst.check in gate.blocked_by]
-        reason = seen[0] if seen and worst.rule.rank == MACHINES else worst.reason
+        reason = seen[0] if seen and rank == MACHINES else worst.reason
+        known = max(gate.needed_s or 0.0 for gate in open_gates) if rank == TOO_SHORT and not _is_broken(found) else 0.0
+        length = needs(known) if rank == TOO_SHORT or (rank == MACHINES and not seen) else ""
         stuck = sorted({gate_label(gate.gate) for gate in open_gates if gate.unseen})
         never = f"A longer run does not decide {listed(stuck)}." if stuck else ""
-        longest = 0.0 if _is_broken(found) else max(gate.needed_s or 0.0 for gate in open_gates)
-        return " ".join(filter(None, (reason, needs(longest) if worst.rule.rank == TOO_SHORT else "", never)))
+        return " ".join(filter(None, (reason, length, never)))
     if found:
         return "The load was too high."
     return open_gates[0].reason if open_gates else "No gate was judged."

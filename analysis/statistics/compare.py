@@ -313,7 +313,7 @@ def decide(comparisons: Sequence[Comparison]) -> list[Comparison]:
 
 def _decided(item: Comparison, adjusted: float | None, tests: int) -> Comparison:
     if item.obstacle is not None or (item.low is None and item.high is None):
-        return replace(item, reason=without_bars(item))
+        return replace(item, reason=description(item))
     assert item.ratio is not None  # that has limits
     bound = 1.0 + item.margin
     whole = max(bound, item.whole or 0.0)  # over the run, where that is above
@@ -346,8 +346,10 @@ def seen_text(item: Comparison, places: int = 2) -> str:
     return f"{quantile_label(item.metric, item.quantile)}{of} is {ratio}"
 
 
-def without_bars(item: Comparison) -> str:
-    """Say why there are no limits, and the ratio that was seen."""
+def description(item: Comparison) -> str:
+    """Say what was seen, with its limits or why there are none, in a sentence that decides nothing."""
+    if not item.lacks:
+        return f"{seen_text(item)} ({limits_text(item.low, item.high)})."
     seen = "" if item.seen is None else f" Seen: ×{fixed(item.seen, 3)}."
     return f"{quantile_label(item.metric, item.quantile)} has no error bars: {item.lacks}.{seen}"
 

@@ -103,9 +103,8 @@ def decidable(experiment: Experiment, schedule: Schedule) -> Iterator[Gates]:
         each = " in each trial" if trials > 1 else ""
         blocks = f"{counted(need.blocks, 'block')} of {pace['block_s']:g} s"
         cold = " after the cold start" if need.cold_s else ""
-        why = (
-            f"takes {duration_text(length_s)} of traffic{each}: {need.requests:,} requests to every arm, {blocks}{cold}"
-        )
+        what = f"{need.requests:,} requests to every arm, at a tenth below the rate, and {blocks}{cold}"
+        why = f"takes {duration_text(length_s)} of traffic{each}: {what}"
         yield Gates(need.gates, length_s <= traffic.duration_s, why)
     candidates = [arm for arm in experiment.external_arms if not arm.control]  # the gates are on their compiles
     unseen = [arm.name for arm in candidates if not (arm.telemetry.log or arm.telemetry.log_command)]

@@ -160,8 +160,10 @@ def usage_error(error: typer.TyperException, command: str = "") -> str:
         from tailgate.loadtests.experiments.model import Experiment
         from tailgate.servers.fields import key_paths
 
-        if path := {**key_paths(Experiment), "model": "model.id"}.get(option[1].replace("-", "_")):
-            return f"{option[0]}: write --set {path}=VALUE"
+        paths = key_paths(Experiment)
+        if path := {**paths, "model": "model.id"}.get(option[1].replace("-", "_")):
+            is_table = path == "slo" or any(other.startswith(f"{path}.") for other in paths.values())
+            return f"{option[0]}: write --set {path}{'.KEY' * is_table}=VALUE"
     return f"{message}{'' if message.endswith('?') else ':'} see `{where} --help`"
 
 

@@ -79,7 +79,7 @@ def needed_text(run: Run, needed_s: float) -> str:
 def with_needed(run: Run, before: Gate, after: Gate, checks: Sequence[Check]) -> Gate:
     """Add the run length that the gate's checks require, if they alone open it and a longer run passes them. No length
     is shorter than what lets every gate PASS."""
-    opened = before.verdict != INCONCLUSIVE and after.verdict == INCONCLUSIVE
+    opened = before.verdict != INCONCLUSIVE and after.verdict == INCONCLUSIVE and not run.separate
     if opened and all(check.rule.fixed_by_length for check in blocking(after, checks)):
         left_s = max(0.0, shortest_s(run) - run.seconds) or None
         path = after.path and replace(after.path, outcome=None, decided_s=None, outlook_s=left_s)

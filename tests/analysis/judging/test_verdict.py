@@ -117,7 +117,7 @@ class TestWords:
     def test_other_work_comes_before_the_load_generator_that_it_makes_late(self):
         gates = [gate(verdict="INCONCLUSIVE", blocked_by=("load generator", "other work"))]
         checks = [check(remedy="Give it a core."), check(name="other work", reason="Busy.", remedy="End it.")]
-        assert headline({"compiled": "INCONCLUSIVE"}, gates, checks, "eager", longer).endswith("Busy.")
+        assert headline({"compiled": "INCONCLUSIVE"}, gates, checks, "eager", longer).endswith("Busy. Run longer.")
         assert advise(gates, checks).text == "End it. Give it a core."
 
     def test_advice_names_two_remedies_and_the_shortest_run_that_can_pass(self):
