@@ -33,7 +33,8 @@ from tests.servers.engine.test_runner import (
 )
 
 __all__ = ["recorder"]
-AOT_EAGER = {"backend": "aot_eager", "mode": "default", "options": {}, "join_projections": False}
+LIGHT: dict[str, Any] = {"mode": "default", "options": {}, "join_projections": False, "row_kernels": False}
+AOT_EAGER = {"backend": "aot_eager", **LIGHT}
 
 
 def preset_arm(preset: str, policy: dict[str, Any] = AOT_EAGER, engine: EngineConfig = ENGINE) -> ArmConfig:

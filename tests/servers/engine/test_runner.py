@@ -186,7 +186,7 @@ def assert_answers_for_one_position_a_row(
 
     monkeypatch.setattr(step_runner, "load_model", watched)
     arm = ArmConfig.from_preset(preset, engine=ENGINE, model=ModelConfig(id=str(folder), dtype="float32"))
-    others = {"backend": "eager", "mode": "default", "options": {}, "join_projections": False}
+    others = {"backend": "eager", "mode": "default", "options": {}, "join_projections": False, "row_kernels": False}
     policy = arm.compile.replace(**others) if arm.compile.enabled else arm.compile
     runner = runner_for(arm.replace(compile=policy), recorder)
     recorder.drain()
