@@ -171,7 +171,7 @@ def _early(device: torch.device) -> bool:
 
 @functools.cache
 def _arrivals(device: torch.device) -> torch.Tensor:
-    """Return counters, zero between calls; the warm-up allocates them before any graph is captured."""
+    """Return counters, zero between calls, for one stream at a time. The warm-up allocates them before any capture."""
     return torch.zeros(1 << 16, dtype=torch.int32, device=device)
 
 
