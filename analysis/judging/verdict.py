@@ -69,9 +69,8 @@ def _open_reason(gates: Sequence[Gate], checks: Sequence[Check], needs: Needs) -
         reason = seen[0] if seen and rank == MACHINES else worst.reason
         known = max(gate.needed_s or 0.0 for gate in open_gates) if rank == TOO_SHORT and not _is_broken(found) else 0.0
         length = needs(known) if rank == TOO_SHORT or (rank == MACHINES and not seen) else ""
-        stuck = sorted({gate_label(gate.gate) for gate in open_gates if gate.unseen})
-        never = f"A longer run does not decide {listed(stuck)}." if stuck else ""
-        return " ".join(filter(None, (reason, length, never)))
+        never = next((gate.reason for gate in open_gates if gate.unseen), "")  # no longer run decides it
+        return " ".join(filter(None, (never, reason, length)))
     if found:
         return "The load was too high."
     return open_gates[0].reason if open_gates else "No gate was judged."

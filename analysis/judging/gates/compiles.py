@@ -118,17 +118,19 @@ def compile_gates(run: Run, arm: str, stalls: ArmStalls) -> list[Gate]:
         return reported
     whole = account.reports_compiles and not account.log_spots
     # Results of other tools have no address, and no setting either.
-    log = f"set arms.{arm}.telemetry.log to its server's log, begun at its start"
-    needs = log if account.external.get("address") and not whole else "see its server's log"
+    needs = "see its server's log"
+    if account.log_spots:
+        needs = f"complete its log ({'; '.join(account.log_spots)})"
+    elif account.external.get("address") and not whole:
+        needs = f"set arms.{arm}.telemetry.log to its server's log, begun at its start"
     minutes, sent = replica_minutes(run, arm), facts.requests
     seen = client_gates(stalls, run.limits, requests=sent, minutes=minutes, has_log=whole, needs=needs)
     if not account.reports_compiles:
         return seen
-    spots = f" Its log may leave compiles out: {'; '.join(account.log_spots)}." if account.log_spots else ""
     return [
         replace(logged, reason=f"By its log: {logged.reason}")
         if logged.verdict == FAIL or (whole and gate.verdict == PASS)
-        else replace(gate, reason=f"{gate.reason}{spots}")
+        else gate
         for gate, logged in zip(seen, reported, strict=True)
     ]
 
@@ -197,7 +199,7 @@ def client_gates(
         elif not has_log and (requests < _FEWEST_REQUESTS or not seen.detectable_s <= must_show_s):
             reason = (
                 f"A stall of {must_show_s:g} s might not show in these {counted(requests, 'request')}: record token "
-                "times, or send more requests at once."
+                f"times, send more requests at once, or {needs}."
             )
         elif maybe:
             known, reason = value, f"Unexplained stalls ({times}) stay within the limit even if they were compiles."

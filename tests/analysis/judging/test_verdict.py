@@ -84,12 +84,13 @@ class TestWords:
         text = headline({"compiled": "INCONCLUSIVE"}, gates, checks, "eager", longer)
         assert text == f"This run cannot decide whether compiled may replace eager: {decided.reason}"
 
-    def test_headline_names_the_gates_that_a_longer_run_does_not_decide(self):
-        unseen = gate("parity", "INCONCLUSIVE", unseen="raise parity.prompts")
+    def test_headline_leads_with_what_a_longer_run_does_not_decide(self):
+        unseen = replace(gate("parity", "INCONCLUSIVE", unseen="raise parity.prompts"), reason="It stalled.")
         gates = [gate(verdict="INCONCLUSIVE", blocked_by=("blocks",)), unseen]
         gates.append(gate("slo", "INCONCLUSIVE", needed_s=750.0))
         text = headline({"compiled": "INCONCLUSIVE"}, gates, [check(name="blocks")], "eager", longer)
-        assert text.endswith("Run 750 s. A longer run does not decide parity.")
+        assert text.startswith("This run cannot decide whether compiled may replace eager: It stalled. ")
+        assert text.endswith("Run 750 s.")
 
     def test_arms_that_are_open_for_one_reason_share_it(self):
         arms = dict.fromkeys(("a", "b", "c"), "INCONCLUSIVE") | {"naive": "FAIL", "fine": "PASS"}
