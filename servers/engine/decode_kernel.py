@@ -59,9 +59,11 @@ def _decode(  # type: ignore[no-untyped-def]
     if newest < 0:  # a row without a token in this step
         return
     length = tl.where(newest < padding, newest + 1, 1)
-    begin = tl.maximum(length - reach, 0) // BLOCK_N
-    blocks = tl.cdiv(length, BLOCK_N) - begin
-    parts = tl.minimum(blocks, SPLITS)  # a short row needs fewer programs: the others leave
+    lowest = tl.maximum(length - reach, 0)
+    held = length - 1 if WRITES else length  # positions that are read from the cache end here
+    begin = lowest // BLOCK_N
+    blocks = tl.cdiv(held, BLOCK_N) - begin
+    parts = tl.maximum(tl.minimum(blocks, SPLITS), 1)  # a short row needs fewer programs: the others leave
     if split >= parts:
         return
     first = begin + (blocks * split) // parts
@@ -84,7 +86,6 @@ def _decode(  # type: ignore[no-untyped-def]
         k_new = tl.load(new_key + row * key_row + head * key_head + d, mask=in_key, other=0.0)
         v_new = tl.load(new_value + row * value_row + head * value_head + d, mask=in_value, other=0.0)
         if split == parts - 1:
-            # the block that holds the new position is this program's alone
             tl.store(own_keys + newest * KV_HEADS * HEAD_DIM + d, k_new, mask=in_key)
             tl.store(own_values + newest * KV_HEADS * VALUE_DIM + d, v_new, mask=in_value)
 
@@ -93,29 +94,33 @@ def _decode(  # type: ignore[no-untyped-def]
     sums = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
     for block in range(first, last):
         position = block * BLOCK_N + n
-        held = (position < length) & (position >= length - reach)
-        old = held & (position != newest) if WRITES else held
+        seen = (position < held) & (position >= lowest)
         k = tl.load(
             own_keys + position[:, None] * (KV_HEADS * HEAD_DIM) + d[None, :],
-            mask=old[:, None] & in_key[None, :],
+            mask=seen[:, None] & in_key[None, :],
             other=0.0,
         )
         v = tl.load(
             own_values + position[:, None] * (KV_HEADS * VALUE_DIM) + d[None, :],
-            mask=old[:, None] & in_value[None, :],
+            mask=seen[:, None] & in_value[None, :],
             other=0.0,
         )
-        if WRITES:
-            k = tl.where((position == newest)[:, None], k_new[None, :], k)
-            v = tl.where((position == newest)[:, None], v_new[None, :], v)
         score = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
-        score = tl.where(held[None, :], score, -1.0e30)
+        score = tl.where(seen[None, :], score, -1.0e30)
         raised = tl.maximum(highest, tl.max(score, 1))
-        weight = tl.where(held[None, :], tl.exp(score - raised[:, None]), 0.0)
+        weight = tl.where(seen[None, :], tl.exp(score - raised[:, None]), 0.0)
         fade = tl.exp(highest - raised)
         total = total * fade + tl.sum(weight, 1)
         sums = sums * fade[:, None] + tl.dot(weight.to(v.dtype), v, input_precision=PRECISION)
         highest = raised
+    if WRITES:
+        if split == parts - 1:  # the new token, apart: put into a block it would send all of it through registers
+            score = tl.sum(q.to(tl.float32) * k_new[None, :].to(tl.float32), 1) * scale
+            raised = tl.maximum(highest, score)
+            weight, fade = tl.exp(score - raised), tl.exp(highest - raised)
+            total = total * fade + weight
+            sums = sums * fade[:, None] + weight[:, None] * v_new[None, :].to(tl.float32)
+            highest = raised
 
     out = output + (row * KV_HEADS * GROUPS + head * GROUPS + g[:, None]) * VALUE_DIM + d[None, :]
     if SPLITS == 1:
