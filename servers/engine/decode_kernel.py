@@ -113,8 +113,9 @@ def _decode(  # type: ignore[no-untyped-def]
         total = total * fade + tl.sum(weight, 1)
         sums = sums * fade[:, None] + tl.dot(weight.to(v.dtype), v, input_precision=PRECISION)
         highest = raised
-    if WRITES:
-        if split == parts - 1:  # the new token, apart: put into a block it would send all of it through registers
+    if WRITES:  # noqa: SIM102 (known when the kernel is compiled, the next when it runs)
+        # The new token apart: a block that it is put into would go through registers.
+        if split == parts - 1:
             score = tl.sum(q.to(tl.float32) * k_new[None, :].to(tl.float32), 1) * scale
             raised = tl.maximum(highest, score)
             weight, fade = tl.exp(score - raised), tl.exp(highest - raised)
