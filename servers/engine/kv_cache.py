@@ -25,7 +25,6 @@ class Window:
     positions: [B, T] int64. padding: the position at which padding tokens are written, past every one that is ever
     attended to.
     context: positions that a decode step attends to at most.
-    last: [R] int64, the index of the token that each cache row answers for, in a prefill step.
     tiles: [K, 4] int64, contiguous, the prompts of a prefill step in pieces of up to `TILE` tokens: (index of the first
     token in the step, tokens, position of the first, cache row); pieces without tokens are padding. None in a decode
     step, whose B rows are the first of the cache and whose attention writes the new tokens itself.
@@ -36,7 +35,6 @@ class Window:
 
     index: torch.Tensor | None = None
     positions: torch.Tensor | None = None
-    last: torch.Tensor | None = None
     tiles: torch.Tensor | None = None
     decoding: torch.Tensor | None = None
     memory: tuple[torch.Tensor, torch.Tensor] | None = None

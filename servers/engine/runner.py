@@ -15,7 +15,7 @@ from tailgate.servers.engine.model import eos_ids
 from tailgate.servers.engine.scheduler import Job, Move, Step
 from tailgate.servers.engine.shapes import Kind, StepShape
 from tailgate.servers.engine.step_runner import StepRunner, Tensors, filling_step
-from tailgate.servers.engine.steps import DecodeStep, PrefillStep, gather_last
+from tailgate.servers.engine.steps import DecodeStep, PrefillStep
 
 # The next tokens [B] from logits [B, vocab], their argmax [B], the jobs, and the row of each job. Parity feeds its own.
 Choose = Callable[[torch.Tensor, torch.Tensor, Sequence[Job], Sequence[int]], torch.Tensor]
@@ -40,7 +40,6 @@ class ModelRunner(StepRunner):
             static_address=policy.enabled and policy.mode in GRAPH_TREE_MODES,
         )
         self._canary = self.cache.window.canary
-        gather_last(self.model, self.cache.window)
         self._context = torch.arange(engine.max_length, device=self.device)
         # the newest token of each row: what the next decode step reads, without a way over the host
         self._newest = torch.randint(self.vocab_size, (self.cache_rows,), device=self.device)

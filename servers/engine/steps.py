@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 
-from tailgate.servers.engine.kv_cache import SlotCache, Window
+from tailgate.servers.engine.kv_cache import SlotCache
 
 _PARTS = 64
 
@@ -24,8 +22,9 @@ class _ModelStep(nn.Module):
         # no attention reads a mask; without any, the model would make one of its own
         self.no_mask = next(model.parameters()).new_zeros((1, 1, 1, 1))
 
-    def call(self, input_ids: torch.Tensor, positions: torch.Tensor) -> Outputs:
-        """Run the model on input_ids [B, T]; the cache holds the new tokens afterwards."""
+    def call(self, input_ids: torch.Tensor, positions: torch.Tensor, last: torch.Tensor | int = 0) -> Outputs:
+        """Run the model on input_ids [B, T]; the cache holds the new tokens afterwards. Logits are computed for the
+        tokens `last` [R] of a single row, 0: for all."""
         window = self.cache.window
         window.positions = positions
         output = self.model(
@@ -34,14 +33,11 @@ class _ModelStep(nn.Module):
             attention_mask=self.no_mask,
             past_key_values=self.cache,
             use_cache=True,
+            logits_to_keep=last,
             window=window,
         )
-        last = window.last
-        window.index = window.positions = window.last = window.tiles = window.decoding = None
-        logits: torch.Tensor = output.logits
-        if last is not None:  # the output matrix was not called as `gather_last` expects
-            logits = logits[:, last]
-        newest = logits.flatten(0, 1)
+        window.index = window.positions = window.tiles = window.decoding = None
+        newest: torch.Tensor = output.logits.flatten(0, 1)
         return newest, largest(newest)
 
 
@@ -57,25 +53,6 @@ def largest(logits: torch.Tensor) -> torch.Tensor:
     part = highest.argmax(dim=-1, keepdim=True)
     index: torch.Tensor = part * (size // _PARTS) + place.gather(-1, part)
     return index[:, 0]
-
-
-def gather_last(model: Any, window: Window) -> None:
-    """Have the model's output matrix compute logits for `window.last` alone, where a step sets it.
-
-    The model scales and caps its logits afterwards as it always does.
-    """
-    head = model.get_output_embeddings()
-    if head is None:
-        return
-    project = head.forward
-
-    def forward(hidden: torch.Tensor) -> torch.Tensor:
-        if window.last is not None and hidden.dim() == 3:
-            hidden, window.last = hidden[:, window.last], None
-        logits: torch.Tensor = project(hidden)
-        return logits
-
-    head.forward = forward
 
 
 class PrefillStep(_ModelStep):
@@ -95,9 +72,11 @@ class PrefillStep(_ModelStep):
         decoding: torch.Tensor,
     ) -> Outputs:
         window = self.cache.window
-        window.last, window.tiles, window.decoding = last, tiles, decoding
+        window.tiles, window.decoding = tiles, decoding
         window.index = rows * (window.padding + 1) + positions[0]
-        return self.call(input_ids, positions)
+        outputs = self.call(input_ids, positions, last)
+        assert len(outputs[0]) == len(last), "this model computes logits for every token: give another model"
+        return outputs
 
 
 class DecodeStep(_ModelStep):
@@ -105,6 +84,6 @@ class DecodeStep(_ModelStep):
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, context: torch.Tensor) -> Outputs:
         window = self.cache.window
-        window.index = window.last = window.tiles = None  # a prefill step that failed midway leaves its own
+        window.index = window.tiles = None  # a prefill step that failed midway leaves its own
         window.context = context.shape[0]
         return self.call(input_ids, positions)

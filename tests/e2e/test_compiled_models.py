@@ -93,12 +93,11 @@ def test_planned_arms_decode_like_generate_and_compile_nothing_after_warm_up(
     assert_greedy_like_generate(runner, jobs)
 
 
-@pytest.mark.parametrize("head", ["found", "not found"])
 @pytest.mark.parametrize("preset", ["compiled-padded", "compiled-bucketed", "compiled-dynamic"])
 def test_a_compiled_prefill_computes_the_logits_of_one_position_a_row(
-    preset: str, head: str, tmp_path: object, recorder: CompileRecorder, monkeypatch: pytest.MonkeyPatch
+    preset: str, tmp_path: object, recorder: CompileRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert_answers_for_one_position_a_row(preset, head, tmp_path, recorder, monkeypatch)
+    assert_answers_for_one_position_a_row(preset, tmp_path, recorder, monkeypatch)
 
 
 def test_bounds_that_the_model_breaks_cost_graphs_before_serving_and_none_after(

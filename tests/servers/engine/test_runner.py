@@ -167,7 +167,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def assert_answers_for_one_position_a_row(
-    preset: str, head: str, folder: object, recorder: CompileRecorder, monkeypatch: pytest.MonkeyPatch
+    preset: str, folder: object, recorder: CompileRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(1)
     config = AutoConfig.for_model(
@@ -178,10 +178,7 @@ def assert_answers_for_one_position_a_row(
 
     def watched(settings: ModelConfig) -> Any:
         model: Any = load(settings)
-        if head == "found":
-            model.lm_head.register_forward_hook(lambda _, given, logits: computed.add(logits.shape[1]))
-        else:
-            monkeypatch.setattr(model, "get_output_embeddings", lambda: None)
+        model.lm_head.register_forward_hook(lambda _, given, logits: computed.add(logits.shape[1]))
         return model
 
     monkeypatch.setattr(step_runner, "load_model", watched)
@@ -195,7 +192,7 @@ def assert_answers_for_one_position_a_row(
         job.row = row
     step = Step("prefill", (), tuple(jobs), tuple((0, len(job.prompt)) for job in jobs))
     logits, greedy = runner.run(step, runner.shape_of(step))
-    assert computed == ({1, ENGINE.slots} if head == "found" else set())
+    assert computed == {1, ENGINE.slots}
     assert recorder.drain() == []
     plain: Any = load_model(runner.arm.model, plain=True)
     expected = torch.stack([plain(torch.tensor([job.prompt])).logits[0, -1] for job in jobs])
@@ -229,12 +226,11 @@ def test_an_answer_goes_on_after_a_prompt_that_failed_midway(
     assert [item.status for output in outputs for item in output.finished] == ["RESOURCE_EXHAUSTED", "OK"]
 
 
-@pytest.mark.parametrize("head", ["found", "not found"])
 @pytest.mark.parametrize("preset", ["eager", "eager-padded"])
 def test_a_prefill_computes_the_logits_of_one_position_a_row_as_the_model_scales_them(
-    preset: str, head: str, tmp_path: object, recorder: CompileRecorder, monkeypatch: pytest.MonkeyPatch
+    preset: str, tmp_path: object, recorder: CompileRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert_answers_for_one_position_a_row(preset, head, tmp_path, recorder, monkeypatch)
+    assert_answers_for_one_position_a_row(preset, tmp_path, recorder, monkeypatch)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
