@@ -110,8 +110,13 @@ format: $(VENV)/installed-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# The committed gRPC stubs. grpcio-tools is pinned and old on purpose: generated code refuses to run on a grpcio or
+# protobuf older than its generator, so the pin sets the floors in pyproject.toml.
+PROTO := -Itailgate/servers/rpc=proto/tailgate/v1 -Itailgate/servers/rpc=proto/inference
+PROTO += --python_out=. --pyi_out=. --grpc_python_out=.
+PROTO += proto/tailgate/v1/inference.proto proto/tailgate/v1/telemetry.proto proto/inference/oip.proto
 proto: $(VENV)/installed-dev
-	$(BIN)/python -m tailgate.servers.rpc.generate
+	$(BIN)/python -m grpc_tools.protoc $(PROTO)
 
 clean:
 	rm -rf $(VENV) $(VENV)-vllm $(VENV)-docs build *.egg-info

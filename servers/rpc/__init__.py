@@ -1,1 +1,1 @@
-"""Generated gRPC messages and stubs for `proto/tailgate/v1`. Written by `generate.py`; never edited by hand."""
+"""Generated gRPC messages and stubs for `proto/tailgate/v1`. Written by `make proto`; never edited by hand."""

@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from tailgate.servers.rpc import inference_pb2 as tailgate_dot_v1_dot_inference__pb2
+from tailgate.servers.rpc import inference_pb2 as tailgate_dot_servers_dot_rpc_dot_inference__pb2
 
 GRPC_GENERATED_VERSION = '1.72.2'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + f' but the generated code in tailgate/v1/inference_pb2_grpc.py depends on'
+        + f' but the generated code in tailgate/servers/rpc/inference_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -49,13 +49,13 @@ class InferenceStub(object):
         """
         self.Generate = channel.unary_stream(
                 '/tailgate.v1.Inference/Generate',
-                request_serializer=tailgate_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
-                response_deserializer=tailgate_dot_v1_dot_inference__pb2.GenerateChunk.FromString,
+                request_serializer=tailgate_dot_servers_dot_rpc_dot_inference__pb2.GenerateRequest.SerializeToString,
+                response_deserializer=tailgate_dot_servers_dot_rpc_dot_inference__pb2.GenerateChunk.FromString,
                 _registered_method=True)
         self.Embed = channel.unary_unary(
                 '/tailgate.v1.Inference/Embed',
-                request_serializer=tailgate_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
-                response_deserializer=tailgate_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
+                request_serializer=tailgate_dot_servers_dot_rpc_dot_inference__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=tailgate_dot_servers_dot_rpc_dot_inference__pb2.EmbedResponse.FromString,
                 _registered_method=True)
 
 
@@ -98,13 +98,13 @@ def add_InferenceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Generate': grpc.unary_stream_rpc_method_handler(
                     servicer.Generate,
-                    request_deserializer=tailgate_dot_v1_dot_inference__pb2.GenerateRequest.FromString,
-                    response_serializer=tailgate_dot_v1_dot_inference__pb2.GenerateChunk.SerializeToString,
+                    request_deserializer=tailgate_dot_servers_dot_rpc_dot_inference__pb2.GenerateRequest.FromString,
+                    response_serializer=tailgate_dot_servers_dot_rpc_dot_inference__pb2.GenerateChunk.SerializeToString,
             ),
             'Embed': grpc.unary_unary_rpc_method_handler(
                     servicer.Embed,
-                    request_deserializer=tailgate_dot_v1_dot_inference__pb2.EmbedRequest.FromString,
-                    response_serializer=tailgate_dot_v1_dot_inference__pb2.EmbedResponse.SerializeToString,
+                    request_deserializer=tailgate_dot_servers_dot_rpc_dot_inference__pb2.EmbedRequest.FromString,
+                    response_serializer=tailgate_dot_servers_dot_rpc_dot_inference__pb2.EmbedResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -145,8 +145,8 @@ class Inference(object):
             request,
             target,
             '/tailgate.v1.Inference/Generate',
-            tailgate_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
-            tailgate_dot_v1_dot_inference__pb2.GenerateChunk.FromString,
+            tailgate_dot_servers_dot_rpc_dot_inference__pb2.GenerateRequest.SerializeToString,
+            tailgate_dot_servers_dot_rpc_dot_inference__pb2.GenerateChunk.FromString,
             options,
             channel_credentials,
             insecure,
@@ -172,8 +172,8 @@ class Inference(object):
             request,
             target,
             '/tailgate.v1.Inference/Embed',
-            tailgate_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
-            tailgate_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
+            tailgate_dot_servers_dot_rpc_dot_inference__pb2.EmbedRequest.SerializeToString,
+            tailgate_dot_servers_dot_rpc_dot_inference__pb2.EmbedResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from tailgate.servers.rpc import oip_pb2 as inference_dot_oip__pb2
+from tailgate.servers.rpc import oip_pb2 as tailgate_dot_servers_dot_rpc_dot_oip__pb2
 
 GRPC_GENERATED_VERSION = '1.72.2'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + f' but the generated code in inference/oip_pb2_grpc.py depends on'
+        + f' but the generated code in tailgate/servers/rpc/oip_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -36,13 +36,13 @@ class GRPCInferenceServiceStub(object):
         """
         self.ModelReady = channel.unary_unary(
                 '/inference.GRPCInferenceService/ModelReady',
-                request_serializer=inference_dot_oip__pb2.ModelReadyRequest.SerializeToString,
-                response_deserializer=inference_dot_oip__pb2.ModelReadyResponse.FromString,
+                request_serializer=tailgate_dot_servers_dot_rpc_dot_oip__pb2.ModelReadyRequest.SerializeToString,
+                response_deserializer=tailgate_dot_servers_dot_rpc_dot_oip__pb2.ModelReadyResponse.FromString,
                 _registered_method=True)
         self.ModelStreamInfer = channel.stream_stream(
                 '/inference.GRPCInferenceService/ModelStreamInfer',
-                request_serializer=inference_dot_oip__pb2.ModelInferRequest.SerializeToString,
-                response_deserializer=inference_dot_oip__pb2.ModelStreamInferResponse.FromString,
+                request_serializer=tailgate_dot_servers_dot_rpc_dot_oip__pb2.ModelInferRequest.SerializeToString,
+                response_deserializer=tailgate_dot_servers_dot_rpc_dot_oip__pb2.ModelStreamInferResponse.FromString,
                 _registered_method=True)
 
 
@@ -67,13 +67,13 @@ def add_GRPCInferenceServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'ModelReady': grpc.unary_unary_rpc_method_handler(
                     servicer.ModelReady,
-                    request_deserializer=inference_dot_oip__pb2.ModelReadyRequest.FromString,
-                    response_serializer=inference_dot_oip__pb2.ModelReadyResponse.SerializeToString,
+                    request_deserializer=tailgate_dot_servers_dot_rpc_dot_oip__pb2.ModelReadyRequest.FromString,
+                    response_serializer=tailgate_dot_servers_dot_rpc_dot_oip__pb2.ModelReadyResponse.SerializeToString,
             ),
             'ModelStreamInfer': grpc.stream_stream_rpc_method_handler(
                     servicer.ModelStreamInfer,
-                    request_deserializer=inference_dot_oip__pb2.ModelInferRequest.FromString,
-                    response_serializer=inference_dot_oip__pb2.ModelStreamInferResponse.SerializeToString,
+                    request_deserializer=tailgate_dot_servers_dot_rpc_dot_oip__pb2.ModelInferRequest.FromString,
+                    response_serializer=tailgate_dot_servers_dot_rpc_dot_oip__pb2.ModelStreamInferResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -101,8 +101,8 @@ class GRPCInferenceService(object):
             request,
             target,
             '/inference.GRPCInferenceService/ModelReady',
-            inference_dot_oip__pb2.ModelReadyRequest.SerializeToString,
-            inference_dot_oip__pb2.ModelReadyResponse.FromString,
+            tailgate_dot_servers_dot_rpc_dot_oip__pb2.ModelReadyRequest.SerializeToString,
+            tailgate_dot_servers_dot_rpc_dot_oip__pb2.ModelReadyResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -128,8 +128,8 @@ class GRPCInferenceService(object):
             request_iterator,
             target,
             '/inference.GRPCInferenceService/ModelStreamInfer',
-            inference_dot_oip__pb2.ModelInferRequest.SerializeToString,
-            inference_dot_oip__pb2.ModelStreamInferResponse.FromString,
+            tailgate_dot_servers_dot_rpc_dot_oip__pb2.ModelInferRequest.SerializeToString,
+            tailgate_dot_servers_dot_rpc_dot_oip__pb2.ModelStreamInferResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from tailgate.servers.rpc import telemetry_pb2 as tailgate_dot_v1_dot_telemetry__pb2
+from tailgate.servers.rpc import telemetry_pb2 as tailgate_dot_servers_dot_rpc_dot_telemetry__pb2
 
 GRPC_GENERATED_VERSION = '1.72.2'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + f' but the generated code in tailgate/v1/telemetry_pb2_grpc.py depends on'
+        + f' but the generated code in tailgate/servers/rpc/telemetry_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -37,13 +37,13 @@ class TelemetryStub(object):
         """
         self.Watch = channel.unary_stream(
                 '/tailgate.v1.Telemetry/Watch',
-                request_serializer=tailgate_dot_v1_dot_telemetry__pb2.WatchRequest.SerializeToString,
-                response_deserializer=tailgate_dot_v1_dot_telemetry__pb2.TelemetryEvent.FromString,
+                request_serializer=tailgate_dot_servers_dot_rpc_dot_telemetry__pb2.WatchRequest.SerializeToString,
+                response_deserializer=tailgate_dot_servers_dot_rpc_dot_telemetry__pb2.TelemetryEvent.FromString,
                 _registered_method=True)
         self.Snapshot = channel.unary_unary(
                 '/tailgate.v1.Telemetry/Snapshot',
-                request_serializer=tailgate_dot_v1_dot_telemetry__pb2.SnapshotRequest.SerializeToString,
-                response_deserializer=tailgate_dot_v1_dot_telemetry__pb2.SnapshotResponse.FromString,
+                request_serializer=tailgate_dot_servers_dot_rpc_dot_telemetry__pb2.SnapshotRequest.SerializeToString,
+                response_deserializer=tailgate_dot_servers_dot_rpc_dot_telemetry__pb2.SnapshotResponse.FromString,
                 _registered_method=True)
 
 
@@ -69,13 +69,13 @@ def add_TelemetryServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Watch': grpc.unary_stream_rpc_method_handler(
                     servicer.Watch,
-                    request_deserializer=tailgate_dot_v1_dot_telemetry__pb2.WatchRequest.FromString,
-                    response_serializer=tailgate_dot_v1_dot_telemetry__pb2.TelemetryEvent.SerializeToString,
+                    request_deserializer=tailgate_dot_servers_dot_rpc_dot_telemetry__pb2.WatchRequest.FromString,
+                    response_serializer=tailgate_dot_servers_dot_rpc_dot_telemetry__pb2.TelemetryEvent.SerializeToString,
             ),
             'Snapshot': grpc.unary_unary_rpc_method_handler(
                     servicer.Snapshot,
-                    request_deserializer=tailgate_dot_v1_dot_telemetry__pb2.SnapshotRequest.FromString,
-                    response_serializer=tailgate_dot_v1_dot_telemetry__pb2.SnapshotResponse.SerializeToString,
+                    request_deserializer=tailgate_dot_servers_dot_rpc_dot_telemetry__pb2.SnapshotRequest.FromString,
+                    response_serializer=tailgate_dot_servers_dot_rpc_dot_telemetry__pb2.SnapshotResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -104,8 +104,8 @@ class Telemetry(object):
             request,
             target,
             '/tailgate.v1.Telemetry/Watch',
-            tailgate_dot_v1_dot_telemetry__pb2.WatchRequest.SerializeToString,
-            tailgate_dot_v1_dot_telemetry__pb2.TelemetryEvent.FromString,
+            tailgate_dot_servers_dot_rpc_dot_telemetry__pb2.WatchRequest.SerializeToString,
+            tailgate_dot_servers_dot_rpc_dot_telemetry__pb2.TelemetryEvent.FromString,
             options,
             channel_credentials,
             insecure,
@@ -131,8 +131,8 @@ class Telemetry(object):
             request,
             target,
             '/tailgate.v1.Telemetry/Snapshot',
-            tailgate_dot_v1_dot_telemetry__pb2.SnapshotRequest.SerializeToString,
-            tailgate_dot_v1_dot_telemetry__pb2.SnapshotResponse.FromString,
+            tailgate_dot_servers_dot_rpc_dot_telemetry__pb2.SnapshotRequest.SerializeToString,
+            tailgate_dot_servers_dot_rpc_dot_telemetry__pb2.SnapshotResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -13,18 +13,17 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-import tailgate.servers.rpc
 from tailgate.servers import stdout
 from tailgate.servers.address import host_port, joined
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.config import ArmConfig, ModelConfig
 from tailgate.servers.metadata import whole_number
 from tailgate.servers.program import isolate_compiler, pin_to_card
-from tailgate.servers.rpc.generate import PACKAGE, generate
 from tailgate.servers.security import ServerTls, check_named, is_bearer, server_tls, token_from_variable
 from tests.fakes.credentials import Certificates
 from tests.servers.test_config import refusal
 
+ROOT = Path(__file__).resolve().parents[2]
 SECRET = "s3cret-T0ken"
 
 
@@ -160,15 +159,20 @@ def test_a_whole_number_is_one_that_a_column_holds() -> None:
 
 
 def test_committed_stubs_are_those_of_the_pinned_generator(tmp_path: Path) -> None:
-    for fresh in generate(tmp_path):
-        committed = PACKAGE / fresh.name
+    words = re.findall(r"^PROTO :?\+?= (.+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    arguments = " ".join(words).replace("_out=.", f"_out={tmp_path}").split()
+    subprocess.run([sys.executable, "-m", "grpc_tools.protoc", *arguments], cwd=ROOT, check=True)
+    made = sorted(tmp_path.rglob("*_pb2*"))
+    assert len(made) == 9
+    for fresh in made:
+        committed = ROOT / fresh.relative_to(tmp_path)
         assert committed.read_text() == fresh.read_text(), f"{fresh.name} is stale: run make proto"
-    project = (Path(tailgate.servers.rpc.__file__).resolve().parents[2] / "pyproject.toml").read_text()
+    project = (ROOT / "pyproject.toml").read_text()
     for stub, pattern, requirement in (
         ("inference_pb2_grpc.py", r"GRPC_GENERATED_VERSION = '([\d.]+)'", "grpcio"),
         ("inference_pb2.py", r"# Protobuf Python Version: (\d+\.\d+)", "protobuf"),
     ):
-        floor = re.search(pattern, (PACKAGE / stub).read_text())
+        floor = re.search(pattern, (ROOT / "servers" / "rpc" / stub).read_text())
         assert floor is not None
         assert f'"{requirement}>={floor[1]}"' in project
 
