@@ -142,12 +142,9 @@ class Collector:
 
     def _follow(self, follower: _Follower) -> None:
         stub = telemetry_pb2_grpc.TelemetryStub(follower.channel)  # type: ignore[no-untyped-call]
-        request = telemetry_pb2.WatchRequest(
-            compile_events=True, under_way=True, steps=True, progress=True, memory=True
-        )
         while not self._stopping.is_set():
             try:
-                follower.call = stub.Watch(request, wait_for_ready=True)
+                follower.call = stub.Watch(telemetry_pb2.WatchRequest(), wait_for_ready=True)
                 for event in follower.call:
                     self._take(follower, event)
             except grpc.RpcError:

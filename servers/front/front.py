@@ -41,34 +41,8 @@ _RETAINED = {
 }
 
 
-class Watcher:
-    """The queue of one telemetry subscriber: the retained events of `kinds`, then new ones, then the end."""
-
-    def __init__(self, kinds: tuple[type, ...], retained: Iterable[TelemetryEvent]) -> None:
-        self._kinds = kinds
-        self._events = deque(retained)
-        self._changed = asyncio.Event()
-        self._closed = False
-
-    def put(self, event: TelemetryEvent) -> None:
-        if not self._closed and isinstance(event, self._kinds):
-            self._events.append(event)
-            self._changed.set()
-
-    def close(self) -> None:
-        self._closed = True
-        self._changed.set()
-
-    async def take(self, most: int) -> list[TelemetryEvent]:
-        """Wait for events and return up to `most` of them; none at the end."""
-        while not self._events and not self._closed:
-            self._changed.clear()
-            await self._changed.wait()
-        return [self._events.popleft() for _ in range(min(most, len(self._events)))]
-
-    @property
-    def is_empty(self) -> bool:
-        return not self._events
+# The events of one telemetry subscriber: those retained, then new ones, and None at the end.
+Watcher = asyncio.Queue[TelemetryEvent | None]
 
 
 class Answer:
@@ -260,16 +234,17 @@ class Front:
         self._names.clear()
 
     def publish(self, event: TelemetryEvent) -> None:
-        """Retain the event and queue it for each watcher of its kind."""
+        """Retain the event and queue it for each watcher."""
         self._logs[type(event)].append(event)
         for watcher in self._watchers:
-            watcher.put(event)
+            watcher.put_nowait(event)
 
     @contextlib.contextmanager
-    def watch(self, *kinds: type) -> Iterator[Watcher]:
-        """Queue everything retained of `kinds` and everything to come."""
-        retained = (log for kind, log in self._logs.items() if kind in kinds)
-        watcher = Watcher(kinds, itertools.chain.from_iterable(retained))
+    def watch(self) -> Iterator[Watcher]:
+        """Queue everything retained and everything to come."""
+        watcher: Watcher = asyncio.Queue()
+        for event in itertools.chain.from_iterable(self._logs.values()):
+            watcher.put_nowait(event)
         self._watchers.add(watcher)
         try:
             yield watcher
@@ -278,5 +253,5 @@ class Front:
 
     def close(self) -> None:
         """End every telemetry stream once it has delivered what it holds."""
-        for watcher in self._watchers:
-            watcher.close()
+        while self._watchers:
+            self._watchers.pop().put_nowait(None)

@@ -8,10 +8,9 @@ import json
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
-import grpc
 import grpc.aio
 
-from tailgate.servers.front.front import Front, TelemetryEvent
+from tailgate.servers.front.front import Front, TelemetryEvent, Watcher
 from tailgate.servers.rpc import telemetry_pb2, telemetry_pb2_grpc
 from tailgate.servers.rpc.telemetry_pb2 import CompileEvent, CompileUnderWay, MemoryReading, Progress, StepRecord
 
@@ -21,13 +20,12 @@ GATHER_S = 0.05
 REPLAY_PAUSE_S = 0.01
 EVENTS_AT_ONCE = 200
 
-# The fields of WatchRequest and of TelemetryEvent for each kind of event.
-_FIELDS: dict[type, tuple[str, str]] = {
-    CompileEvent: ("compile_events", "compile"),
-    StepRecord: ("steps", "steps"),
-    Progress: ("progress", "progress"),
-    MemoryReading: ("memory", "memory"),
-    CompileUnderWay: ("under_way", "under_way"),
+# The field of TelemetryEvent for each kind of event but steps, which travel together.
+_FIELDS: dict[type, str] = {
+    CompileEvent: "compile",
+    Progress: "progress",
+    MemoryReading: "memory",
+    CompileUnderWay: "under_way",
 }
 
 
@@ -39,18 +37,12 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
         self, request: telemetry_pb2.WatchRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[telemetry_pb2.TelemetryEvent]:
         """Replay what is retained, then follow until the server stops."""
-        kinds = tuple(kind for kind, (field, _) in _FIELDS.items() if getattr(request, field))
-        if not kinds:
-            await context.abort(
-                grpc.StatusCode.INVALID_ARGUMENT,
-                "nothing to watch is named: set compile_events, under_way, steps, progress or memory",
-            )
-        with self.front.watch(*kinds) as watcher:
-            while events := await watcher.take(EVENTS_AT_ONCE):
+        with self.front.watch() as watcher:
+            while events := await take(watcher, EVENTS_AT_ONCE):
                 for message in telemetry_events(events):
                     yield message
                 if isinstance(events[-1], StepRecord):
-                    await asyncio.sleep(GATHER_S if watcher.is_empty else REPLAY_PAUSE_S)
+                    await asyncio.sleep(GATHER_S if watcher.empty() else REPLAY_PAUSE_S)
 
     async def Snapshot(  # noqa: N802
         self, request: telemetry_pb2.SnapshotRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -69,12 +61,22 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
         return answer
 
 
+async def take(watcher: Watcher, most: int) -> list[TelemetryEvent]:
+    """Wait for events and return up to `most` of them; none at the end."""
+    events: list[TelemetryEvent] = []
+    while (event := await watcher.get()) is not None:
+        events.append(event)
+        if len(events) == most or watcher.empty():
+            return events
+    watcher.put_nowait(None)  # for the next call
+    return events
+
+
 def telemetry_events(events: Sequence[TelemetryEvent]) -> Iterator[telemetry_pb2.TelemetryEvent]:
     """Yield the messages that carry the events in order, consecutive steps in one."""
     for kind, group in itertools.groupby(events, type):
-        name = _FIELDS[kind][1]
         alike: Any = group
         if kind is StepRecord:
             yield telemetry_pb2.TelemetryEvent(steps=telemetry_pb2.StepRecords(records=alike))
         else:
-            yield from (telemetry_pb2.TelemetryEvent(**{name: event}) for event in alike)
+            yield from (telemetry_pb2.TelemetryEvent(**{_FIELDS[kind]: event}) for event in alike)

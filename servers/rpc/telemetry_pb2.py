@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$tailgate/servers/rpc/telemetry.proto\x12\x0btailgate.v1\"j\n\x0cWatchRequest\x12\x16\n\x0e\x63ompile_events\x18\x01 \x01(\x08\x12\r\n\x05steps\x18\x02 \x01(\x08\x12\x10\n\x08progress\x18\x03 \x01(\x08\x12\x0e\n\x06memory\x18\x04 \x01(\x08\x12\x11\n\tunder_way\x18\x05 \x01(\x08\"\xfe\x01\n\x0eTelemetryEvent\x12,\n\x07\x63ompile\x18\x01 \x01(\x0b\x32\x19.tailgate.v1.CompileEventH\x00\x12)\n\x05steps\x18\x02 \x01(\x0b\x32\x18.tailgate.v1.StepRecordsH\x00\x12)\n\x08progress\x18\x03 \x01(\x0b\x32\x15.tailgate.v1.ProgressH\x00\x12,\n\x06memory\x18\x04 \x01(\x0b\x32\x1a.tailgate.v1.MemoryReadingH\x00\x12\x31\n\tunder_way\x18\x05 \x01(\x0b\x32\x1c.tailgate.v1.CompileUnderWayH\x00\x42\x07\n\x05\x65vent\"7\n\x0bStepRecords\x12(\n\x07records\x18\x01 \x03(\x0b\x32\x17.tailgate.v1.StepRecord\"\x8c\x02\n\x0c\x43ompileEvent\x12\x10\n\x08\x65vent_id\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x10\n\x08start_ns\x18\x03 \x01(\x06\x12\x0e\n\x06\x65nd_ns\x18\x04 \x01(\x06\x12\x12\n\ncompile_id\x18\x05 \x01(\t\x12\r\n\x05\x66rame\x18\x06 \x01(\t\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\r\n\x05shape\x18\x08 \x01(\t\x12\x0f\n\x07\x64ynamic\x18\t \x01(\x08\x12\r\n\x05\x63\x61\x63he\x18\n \x01(\t\x12\x10\n\x08\x62\x61tch_id\x18\x0b \x01(\x03\x12\x13\n\x0brequest_ids\x18\x0c \x03(\t\x12\x12\n\nbackend_ns\x18\r \x01(\x03\x12\r\n\x05phase\x18\x0e \x01(\t\x12\x0e\n\x06\x62reaks\x18\x0f \x03(\t\"\x85\x01\n\x0f\x43ompileUnderWay\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x10\n\x08start_ns\x18\x02 \x01(\x06\x12\x0e\n\x06\x65nd_ns\x18\x03 \x01(\x06\x12\x12\n\ncompile_id\x18\x04 \x01(\t\x12\r\n\x05shape\x18\x05 \x01(\t\x12\x10\n\x08\x62\x61tch_id\x18\x06 \x01(\x03\x12\r\n\x05phase\x18\x07 \x01(\t\"\xa2\x01\n\rMemoryReading\x12\r\n\x05\x61t_ns\x18\x01 \x01(\x06\x12\x19\n\x0cmemory_bytes\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x1b\n\x0ereserved_bytes\x18\x03 \x01(\x03H\x01\x88\x01\x01\x12\x17\n\npeak_bytes\x18\x04 \x01(\x03H\x02\x88\x01\x01\x42\x0f\n\r_memory_bytesB\x11\n\x0f_reserved_bytesB\r\n\x0b_peak_bytes\"\xab\x01\n\nStepRecord\x12\x0f\n\x07step_id\x18\x01 \x01(\x03\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x10\n\x08start_ns\x18\x03 \x01(\x06\x12\x0e\n\x06\x65nd_ns\x18\x04 \x01(\x06\x12\r\n\x05\x62\x61tch\x18\x05 \x01(\x05\x12\x14\n\x0cpadded_batch\x18\x06 \x01(\x05\x12\x0e\n\x06tokens\x18\x07 \x01(\x03\x12\x15\n\rpadded_tokens\x18\x08 \x01(\x03\x12\x10\n\x08\x63ompiled\x18\t \x01(\x08\"U\n\x08Progress\x12\r\n\x05\x61t_ns\x18\x01 \x01(\x06\x12\r\n\x05stage\x18\x02 \x01(\t\x12\x0c\n\x04\x64one\x18\x03 \x01(\x05\x12\r\n\x05total\x18\x04 \x01(\x05\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\"\x11\n\x0fSnapshotRequest\"\xdb\x04\n\x10SnapshotResponse\x12\x0b\n\x03\x61rm\x18\x01 \x01(\t\x12\x0f\n\x07replica\x18\x02 \x01(\t\x12\x13\n\x0b\x63onfig_json\x18\x03 \x01(\t\x12=\n\x08versions\x18\x04 \x03(\x0b\x32+.tailgate.v1.SnapshotResponse.VersionsEntry\x12=\n\x08\x63ounters\x18\x05 \x03(\x0b\x32+.tailgate.v1.SnapshotResponse.CountersEntry\x12\x44\n\x0cmemory_bytes\x18\x06 \x03(\x0b\x32..tailgate.v1.SnapshotResponse.MemoryBytesEntry\x12@\n\nstartup_ns\x18\x07 \x03(\x0b\x32,.tailgate.v1.SnapshotResponse.StartupNsEntry\x12\x0e\n\x06\x64\x65vice\x18\x08 \x01(\t\x12\x12\n\nvocab_size\x18\t \x01(\x05\x12\r\n\x05\x64type\x18\n \x01(\t\x12\x13\n\x0b\x62lind_spots\x18\x0b \x03(\t\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a\x32\n\x10MemoryBytesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a\x30\n\x0eStartupNsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x32\x97\x01\n\tTelemetry\x12\x41\n\x05Watch\x12\x19.tailgate.v1.WatchRequest\x1a\x1b.tailgate.v1.TelemetryEvent0\x01\x12G\n\x08Snapshot\x12\x1c.tailgate.v1.SnapshotRequest\x1a\x1d.tailgate.v1.SnapshotResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$tailgate/servers/rpc/telemetry.proto\x12\x0btailgate.v1\"\x0e\n\x0cWatchRequest\"\xfe\x01\n\x0eTelemetryEvent\x12,\n\x07\x63ompile\x18\x01 \x01(\x0b\x32\x19.tailgate.v1.CompileEventH\x00\x12)\n\x05steps\x18\x02 \x01(\x0b\x32\x18.tailgate.v1.StepRecordsH\x00\x12)\n\x08progress\x18\x03 \x01(\x0b\x32\x15.tailgate.v1.ProgressH\x00\x12,\n\x06memory\x18\x04 \x01(\x0b\x32\x1a.tailgate.v1.MemoryReadingH\x00\x12\x31\n\tunder_way\x18\x05 \x01(\x0b\x32\x1c.tailgate.v1.CompileUnderWayH\x00\x42\x07\n\x05\x65vent\"7\n\x0bStepRecords\x12(\n\x07records\x18\x01 \x03(\x0b\x32\x17.tailgate.v1.StepRecord\"\x8c\x02\n\x0c\x43ompileEvent\x12\x10\n\x08\x65vent_id\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x10\n\x08start_ns\x18\x03 \x01(\x06\x12\x0e\n\x06\x65nd_ns\x18\x04 \x01(\x06\x12\x12\n\ncompile_id\x18\x05 \x01(\t\x12\r\n\x05\x66rame\x18\x06 \x01(\t\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\r\n\x05shape\x18\x08 \x01(\t\x12\x0f\n\x07\x64ynamic\x18\t \x01(\x08\x12\r\n\x05\x63\x61\x63he\x18\n \x01(\t\x12\x10\n\x08\x62\x61tch_id\x18\x0b \x01(\x03\x12\x13\n\x0brequest_ids\x18\x0c \x03(\t\x12\x12\n\nbackend_ns\x18\r \x01(\x03\x12\r\n\x05phase\x18\x0e \x01(\t\x12\x0e\n\x06\x62reaks\x18\x0f \x03(\t\"\x85\x01\n\x0f\x43ompileUnderWay\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x10\n\x08start_ns\x18\x02 \x01(\x06\x12\x0e\n\x06\x65nd_ns\x18\x03 \x01(\x06\x12\x12\n\ncompile_id\x18\x04 \x01(\t\x12\r\n\x05shape\x18\x05 \x01(\t\x12\x10\n\x08\x62\x61tch_id\x18\x06 \x01(\x03\x12\r\n\x05phase\x18\x07 \x01(\t\"\xa2\x01\n\rMemoryReading\x12\r\n\x05\x61t_ns\x18\x01 \x01(\x06\x12\x19\n\x0cmemory_bytes\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x1b\n\x0ereserved_bytes\x18\x03 \x01(\x03H\x01\x88\x01\x01\x12\x17\n\npeak_bytes\x18\x04 \x01(\x03H\x02\x88\x01\x01\x42\x0f\n\r_memory_bytesB\x11\n\x0f_reserved_bytesB\r\n\x0b_peak_bytes\"\xab\x01\n\nStepRecord\x12\x0f\n\x07step_id\x18\x01 \x01(\x03\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x10\n\x08start_ns\x18\x03 \x01(\x06\x12\x0e\n\x06\x65nd_ns\x18\x04 \x01(\x06\x12\r\n\x05\x62\x61tch\x18\x05 \x01(\x05\x12\x14\n\x0cpadded_batch\x18\x06 \x01(\x05\x12\x0e\n\x06tokens\x18\x07 \x01(\x03\x12\x15\n\rpadded_tokens\x18\x08 \x01(\x03\x12\x10\n\x08\x63ompiled\x18\t \x01(\x08\"U\n\x08Progress\x12\r\n\x05\x61t_ns\x18\x01 \x01(\x06\x12\r\n\x05stage\x18\x02 \x01(\t\x12\x0c\n\x04\x64one\x18\x03 \x01(\x05\x12\r\n\x05total\x18\x04 \x01(\x05\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\"\x11\n\x0fSnapshotRequest\"\xdb\x04\n\x10SnapshotResponse\x12\x0b\n\x03\x61rm\x18\x01 \x01(\t\x12\x0f\n\x07replica\x18\x02 \x01(\t\x12\x13\n\x0b\x63onfig_json\x18\x03 \x01(\t\x12=\n\x08versions\x18\x04 \x03(\x0b\x32+.tailgate.v1.SnapshotResponse.VersionsEntry\x12=\n\x08\x63ounters\x18\x05 \x03(\x0b\x32+.tailgate.v1.SnapshotResponse.CountersEntry\x12\x44\n\x0cmemory_bytes\x18\x06 \x03(\x0b\x32..tailgate.v1.SnapshotResponse.MemoryBytesEntry\x12@\n\nstartup_ns\x18\x07 \x03(\x0b\x32,.tailgate.v1.SnapshotResponse.StartupNsEntry\x12\x0e\n\x06\x64\x65vice\x18\x08 \x01(\t\x12\x12\n\nvocab_size\x18\t \x01(\x05\x12\r\n\x05\x64type\x18\n \x01(\t\x12\x13\n\x0b\x62lind_spots\x18\x0b \x03(\t\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a\x32\n\x10MemoryBytesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a\x30\n\x0eStartupNsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x32\x97\x01\n\tTelemetry\x12\x41\n\x05Watch\x12\x19.tailgate.v1.WatchRequest\x1a\x1b.tailgate.v1.TelemetryEvent0\x01\x12G\n\x08Snapshot\x12\x1c.tailgate.v1.SnapshotRequest\x1a\x1d.tailgate.v1.SnapshotResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,33 +40,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SNAPSHOTRESPONSE_STARTUPNSENTRY']._loaded_options = None
   _globals['_SNAPSHOTRESPONSE_STARTUPNSENTRY']._serialized_options = b'8\001'
   _globals['_WATCHREQUEST']._serialized_start=53
-  _globals['_WATCHREQUEST']._serialized_end=159
-  _globals['_TELEMETRYEVENT']._serialized_start=162
-  _globals['_TELEMETRYEVENT']._serialized_end=416
-  _globals['_STEPRECORDS']._serialized_start=418
-  _globals['_STEPRECORDS']._serialized_end=473
-  _globals['_COMPILEEVENT']._serialized_start=476
-  _globals['_COMPILEEVENT']._serialized_end=744
-  _globals['_COMPILEUNDERWAY']._serialized_start=747
-  _globals['_COMPILEUNDERWAY']._serialized_end=880
-  _globals['_MEMORYREADING']._serialized_start=883
-  _globals['_MEMORYREADING']._serialized_end=1045
-  _globals['_STEPRECORD']._serialized_start=1048
-  _globals['_STEPRECORD']._serialized_end=1219
-  _globals['_PROGRESS']._serialized_start=1221
-  _globals['_PROGRESS']._serialized_end=1306
-  _globals['_SNAPSHOTREQUEST']._serialized_start=1308
-  _globals['_SNAPSHOTREQUEST']._serialized_end=1325
-  _globals['_SNAPSHOTRESPONSE']._serialized_start=1328
-  _globals['_SNAPSHOTRESPONSE']._serialized_end=1931
-  _globals['_SNAPSHOTRESPONSE_VERSIONSENTRY']._serialized_start=1733
-  _globals['_SNAPSHOTRESPONSE_VERSIONSENTRY']._serialized_end=1780
-  _globals['_SNAPSHOTRESPONSE_COUNTERSENTRY']._serialized_start=1782
-  _globals['_SNAPSHOTRESPONSE_COUNTERSENTRY']._serialized_end=1829
-  _globals['_SNAPSHOTRESPONSE_MEMORYBYTESENTRY']._serialized_start=1831
-  _globals['_SNAPSHOTRESPONSE_MEMORYBYTESENTRY']._serialized_end=1881
-  _globals['_SNAPSHOTRESPONSE_STARTUPNSENTRY']._serialized_start=1883
-  _globals['_SNAPSHOTRESPONSE_STARTUPNSENTRY']._serialized_end=1931
-  _globals['_TELEMETRY']._serialized_start=1934
-  _globals['_TELEMETRY']._serialized_end=2085
+  _globals['_WATCHREQUEST']._serialized_end=67
+  _globals['_TELEMETRYEVENT']._serialized_start=70
+  _globals['_TELEMETRYEVENT']._serialized_end=324
+  _globals['_STEPRECORDS']._serialized_start=326
+  _globals['_STEPRECORDS']._serialized_end=381
+  _globals['_COMPILEEVENT']._serialized_start=384
+  _globals['_COMPILEEVENT']._serialized_end=652
+  _globals['_COMPILEUNDERWAY']._serialized_start=655
+  _globals['_COMPILEUNDERWAY']._serialized_end=788
+  _globals['_MEMORYREADING']._serialized_start=791
+  _globals['_MEMORYREADING']._serialized_end=953
+  _globals['_STEPRECORD']._serialized_start=956
+  _globals['_STEPRECORD']._serialized_end=1127
+  _globals['_PROGRESS']._serialized_start=1129
+  _globals['_PROGRESS']._serialized_end=1214
+  _globals['_SNAPSHOTREQUEST']._serialized_start=1216
+  _globals['_SNAPSHOTREQUEST']._serialized_end=1233
+  _globals['_SNAPSHOTRESPONSE']._serialized_start=1236
+  _globals['_SNAPSHOTRESPONSE']._serialized_end=1839
+  _globals['_SNAPSHOTRESPONSE_VERSIONSENTRY']._serialized_start=1641
+  _globals['_SNAPSHOTRESPONSE_VERSIONSENTRY']._serialized_end=1688
+  _globals['_SNAPSHOTRESPONSE_COUNTERSENTRY']._serialized_start=1690
+  _globals['_SNAPSHOTRESPONSE_COUNTERSENTRY']._serialized_end=1737
+  _globals['_SNAPSHOTRESPONSE_MEMORYBYTESENTRY']._serialized_start=1739
+  _globals['_SNAPSHOTRESPONSE_MEMORYBYTESENTRY']._serialized_end=1789
+  _globals['_SNAPSHOTRESPONSE_STARTUPNSENTRY']._serialized_start=1791
+  _globals['_SNAPSHOTRESPONSE_STARTUPNSENTRY']._serialized_end=1839
+  _globals['_TELEMETRY']._serialized_start=1842
+  _globals['_TELEMETRY']._serialized_end=1993
 # @@protoc_insertion_point(module_scope)

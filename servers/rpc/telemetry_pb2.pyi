@@ -7,18 +7,8 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class WatchRequest(_message.Message):
-    __slots__ = ("compile_events", "steps", "progress", "memory", "under_way")
-    COMPILE_EVENTS_FIELD_NUMBER: _ClassVar[int]
-    STEPS_FIELD_NUMBER: _ClassVar[int]
-    PROGRESS_FIELD_NUMBER: _ClassVar[int]
-    MEMORY_FIELD_NUMBER: _ClassVar[int]
-    UNDER_WAY_FIELD_NUMBER: _ClassVar[int]
-    compile_events: bool
-    steps: bool
-    progress: bool
-    memory: bool
-    under_way: bool
-    def __init__(self, compile_events: bool = ..., steps: bool = ..., progress: bool = ..., memory: bool = ..., under_way: bool = ...) -> None: ...
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class TelemetryEvent(_message.Message):
     __slots__ = ("compile", "steps", "progress", "memory", "under_way")

@@ -199,11 +199,7 @@ class Arm(inference_pb2_grpc.InferenceServicer, telemetry_pb2_grpc.TelemetryServ
             if self._closed:
                 mine.put(None)
         context.add_callback(lambda: mine.put(None))
-        wanted = {"compile": request.compile_events, "under_way": request.under_way}
-        wanted |= {"steps": request.steps, "progress": request.progress}
-        while (event := mine.get()) is not None:
-            if wanted[event.WhichOneof("event") or "progress"]:
-                yield event
+        yield from iter(mine.get, None)
 
     def Snapshot(  # noqa: N802
         self, request: telemetry_pb2.SnapshotRequest, context: grpc.ServicerContext

@@ -60,8 +60,9 @@ class Replica:
     def wait_warm(self, **call: Any) -> list[telemetry_pb2.Progress]:
         """The progress until the replica serves or has failed."""
         seen = []
-        for event in self.telemetry.Watch(telemetry_pb2.WatchRequest(progress=True), timeout=240, **call):
-            seen.append(event.progress)
+        for event in self.telemetry.Watch(telemetry_pb2.WatchRequest(), timeout=240, **call):
+            if event.WhichOneof("event") == "progress":
+                seen.append(event.progress)
             if event.progress.stage in ("serving", "failed"):
                 break
         return seen
@@ -69,16 +70,16 @@ class Replica:
     def steps(self, count: int) -> list[telemetry_pb2.StepRecord]:
         """The first `count` steps."""
         seen: list[telemetry_pb2.StepRecord] = []
-        for event in self.telemetry.Watch(telemetry_pb2.WatchRequest(steps=True), timeout=PATIENCE_S):
+        for event in self.telemetry.Watch(telemetry_pb2.WatchRequest(), timeout=PATIENCE_S):
             seen += event.steps.records
             if len(seen) >= count:
                 break
         return seen
 
-    def retained(self, request: telemetry_pb2.WatchRequest) -> Iterator[telemetry_pb2.TelemetryEvent]:
+    def retained(self) -> Iterator[telemetry_pb2.TelemetryEvent]:
         """The events so far, of an idle replica."""
         with contextlib.suppress(grpc.RpcError):
-            yield from self.telemetry.Watch(request, timeout=1.0)
+            yield from self.telemetry.Watch(telemetry_pb2.WatchRequest(), timeout=1.0)
 
     @property
     def engine(self) -> int:

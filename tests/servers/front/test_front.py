@@ -13,12 +13,12 @@ from prometheus_client import generate_latest
 
 from tailgate.servers.config import ArmConfig, CompileConfig, EngineConfig
 from tailgate.servers.engine.messages import BlindSpots, Cancel, Finished, StepOutput, Submit
-from tailgate.servers.front.front import Front, TelemetryEvent, Watcher
+from tailgate.servers.front.front import Front, TelemetryEvent
 from tailgate.servers.front.metrics import FrontMetrics
 from tailgate.servers.front.requests import RefusedError, load_tokenizer
 from tailgate.servers.front.serve import EnginePipe
 from tailgate.servers.front.service import embed_response
-from tailgate.servers.front.telemetry import TelemetryService, telemetry_events
+from tailgate.servers.front.telemetry import TelemetryService, take, telemetry_events
 from tailgate.servers.rpc import inference_pb2, telemetry_pb2
 from tailgate.servers.rpc.telemetry_pb2 import (
     CompileEvent,
@@ -59,8 +59,8 @@ def test_memory_reaches_watchers_and_metrics_without_figures_that_cannot_be_read
     on_cpu = MemoryReading(at_ns=7, memory_bytes=1 << 20)
     on_device = MemoryReading(at_ns=8, memory_bytes=2 << 20, reserved_bytes=0, peak_bytes=3)
     front = front_of(on_cpu, on_device)
-    with front.watch(MemoryReading) as late:
-        wires = [wire.memory for wire in telemetry_events(asyncio.run(late.take(9)))]
+    with front.watch() as late:
+        wires = [wire.memory for wire in telemetry_events(asyncio.run(take(late, 9)))]
     assert [{field.name: value for field, value in wire.ListFields()} for wire in wires] == [
         {"at_ns": 7, "memory_bytes": 1 << 20},
         {"at_ns": 8, "memory_bytes": 2 << 20, "reserved_bytes": 0, "peak_bytes": 3},
@@ -100,9 +100,10 @@ def test_all_of_a_compile_goes_over_the_wire_and_its_time_is_counted() -> None:
 
 
 def under_way_now(front: Front) -> list[telemetry_pb2.CompileUnderWay]:
-    with front.watch(CompileUnderWay) as late:
+    with front.watch() as late:
         front.close()
-        return [wire.under_way for wire in telemetry_events(asyncio.run(late.take(9)))]
+        wires = list(telemetry_events(asyncio.run(take(late, 9))))
+    return [wire.under_way for wire in wires if wire.WhichOneof("event") == "under_way"]
 
 
 def under_way(start_ns: int = 10, end_ns: int = 0) -> CompileUnderWay:
@@ -138,18 +139,21 @@ def event(number: int) -> TelemetryEvent:
 
 def test_a_watcher_gives_earlier_events_then_later_ones_then_the_end() -> None:
     async def read() -> list[int]:
-        watcher = Watcher((Progress,), [event(1), event(2)])
-        seen = await watcher.take(1) + await watcher.take(9)
-        waiting = asyncio.create_task(watcher.take(9))
-        await asyncio.sleep(0)
-        watcher.put(under_way())
-        watcher.put(event(3))
-        seen += await waiting
-        watcher.close()
-        watcher.put(event(4))
-        return [item.at_ns for item in seen + await watcher.take(9) if isinstance(item, Progress)]
+        front = front_of(event(1), event(2))
+        with front.watch() as watcher:
+            seen = await take(watcher, 1) + await take(watcher, 9)
+            waiting = asyncio.create_task(take(watcher, 9))
+            await asyncio.sleep(0)
+            front.publish(event(3))
+            seen += await waiting
+            front.publish(event(4))
+            front.close()
+            front.publish(event(5))
+            seen += await take(watcher, 9)
+            assert await take(watcher, 9) == await take(watcher, 9) == []
+        return [item.at_ns for item in seen if isinstance(item, Progress)]
 
-    assert asyncio.run(read()) == [1, 2, 3]
+    assert asyncio.run(read()) == [1, 2, 3, 4]
 
 
 def submit(name: object = "same", tokens: int = 1) -> Submit:
