@@ -88,7 +88,7 @@ def null_server(folder: Path, tokens_per_s: float, *, core: int | None) -> Itera
                 raise MeasurementError(f"the null server {server.ending(heard[1])}")
         answer: Any = heard[0][0]
         yield f"127.0.0.1:{answer['port']}"
-        server.end_commands()
+        server.command("end")
         if server.wait(_PATIENCE_S) != 0:
             raise MeasurementError(f"the null server left no account: {server.log_tail()}")
 

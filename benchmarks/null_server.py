@@ -2,7 +2,7 @@
 
     python -m benchmarks.null_server --report FILE.npz --tokens-per-s 20     # every stream gets 20 tokens/s
 
-It prints {"port": …} and ends with its stdin: then FILE.npz holds what was sent when, and how late this server was
+It prints {"port": …} and ends at a line on its stdin: then FILE.npz holds what was sent when, and how late it was
 itself. Times are tailgate.servers.clock's, so a parent that passes its anchor on reads one clock.
 
 A token's emit_ns, and tailgate-end-ns in the trailers, are taken right before the bytes go to the socket: what a client
@@ -186,7 +186,7 @@ class NullServer:
         self._first_ticks, self._lengths = array("q"), array("q")
 
     def run(self) -> None:
-        """Serve until stdin ends."""
+        """Serve until a line comes on stdin, or stdin ends."""
         stdin, listener = sys.stdin.fileno(), self._listener.fileno()
         while True:
             full = [number for number, peer in self._peers.items() if peer.out]
@@ -335,7 +335,7 @@ class NullServer:
 
 
 def main() -> None:
-    """Serve until stdin ends."""
+    """Serve until a line comes on stdin, or stdin ends."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.null_server")
     parser.add_argument("--tokens-per-s", type=float, default=1000.0, help="of each stream")
     parser.add_argument("--report", type=Path, required=True, help="where the account is written at the end")

@@ -357,15 +357,6 @@ class ArmConfig(Settings):
         return engine.max_prompt_tokens if self.model.embeds else engine.longest_step
 
     @classmethod
-    def from_preset(
-        cls, preset: str, *, name: str = "", model: ModelConfig | None = None, engine: EngineConfig | None = None
-    ) -> Self:
-        """Return the arm that `preset` names, on the given model and engine limits. Raises ConfigError."""
-        parts = {"model": model or ModelConfig(), "engine": engine or EngineConfig()}
-        tables = {key: part.to_dict() for key, part in parts.items()}
-        return read(cls, with_preset({"name": name or preset, "preset": preset, **tables}))
-
-    @classmethod
     def from_dict(cls, table: Mapping[str, Any]) -> Self:
         """Return the arm that `to_dict` wrote. Raises ConfigError."""
         return read(cls, table, where="arm")

@@ -181,11 +181,6 @@ class Child:
             self._process.stdin.write(line.encode() + b"\n")
             self._process.stdin.flush()
 
-    def end_commands(self) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
-
     def wait(self, timeout_s: float | None = None) -> int | None:
         """Return the exit code once the process has ended, or None when it still runs after `timeout_s`."""
         try:

@@ -31,6 +31,7 @@ from tests.servers.engine.test_runner import (
     runner_for,
     serve,
 )
+from tests.servers.test_config import arm_from
 
 __all__ = ["recorder"]
 LIGHT: dict[str, Any] = {"mode": "default", "options": {}, "join_projections": False, "row_kernels": False}
@@ -38,7 +39,7 @@ AOT_EAGER = {"backend": "aot_eager", **LIGHT}
 
 
 def preset_arm(preset: str, policy: dict[str, Any] = AOT_EAGER, engine: EngineConfig = ENGINE) -> ArmConfig:
-    arm = ArmConfig.from_preset(preset, engine=engine)
+    arm = arm_from(preset, engine=engine)
     return arm.replace(compile=arm.compile.replace(**policy))
 
 

@@ -29,6 +29,7 @@ from tests.servers.front.replica import (
     end_replicas,
     start,
 )
+from tests.servers.test_config import arm_from
 from tests.servers.test_parity import (
     arm_for,
     parity_of,
@@ -58,7 +59,7 @@ def test_an_engine_that_cannot_start_is_reported_and_ends_the_replica(tmp_path: 
 
 
 def test_a_replica_records_no_request_of_its_own_and_reports_a_compile_while_it_runs(tmp_path: Path) -> None:
-    arm = ArmConfig.from_preset("compiled-naive", engine=ENGINE)
+    arm = arm_from("compiled-naive", engine=ENGINE)
     replica = start(tmp_path, arm.replace(compile=arm.compile.replace(backend="eager")))
     assert replica.wait_warm()[-1].stage == "serving"
     counters = replica.counters()
@@ -237,7 +238,7 @@ def test_vectors_of_published_weights_are_mean_pooled_and_of_unit_length(tmp_pat
     texts = ["A man is eating food.", "A man is eating a piece of bread.", "The girl is carrying a baby."]
     model = ModelConfig(id=str(MODEL), task="embed", dtype="float32", device="cpu")
     engine = EngineConfig(slots=4, max_prompt_tokens=LONGEST, threads=1)
-    replica = start(tmp_path, ArmConfig.from_preset("eager", model=model, engine=engine))
+    replica = start(tmp_path, arm_from("eager", model=model, engine=engine))
     try:
         replica.wait_warm()
         answers = [embed(replica, text)[0] for text in texts]

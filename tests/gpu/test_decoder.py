@@ -41,6 +41,7 @@ from tests.servers.engine.test_runner import (
     runner_for,
     serve,
 )
+from tests.servers.test_config import arm_from
 
 __all__ = ["recorder"]
 
@@ -76,7 +77,7 @@ def random_values(*shape: int, generator: torch.Generator) -> torch.Tensor:
     "preset", ["eager", "compiled-padded", "compiled-bucketed", "compiled-dynamic", "compiled-strict"]
 )
 def test_arms_decode_like_generate_and_are_quiet_after_warm_up(preset: str, recorder: CompileRecorder) -> None:
-    runner = runner_for(ArmConfig.from_preset(preset, model=FLOAT32, engine=ENGINE), recorder)
+    runner = runner_for(arm_from(preset, model=FLOAT32, engine=ENGINE), recorder)
     warm = {event.kind for event in recorder.drain()}
     assert_quiet_and_greedy(runner, recorder)
     if preset in ("compiled-padded", "compiled-bucketed"):
@@ -108,7 +109,7 @@ def test_quantised_arms_are_smaller_and_quiet_after_warm_up(
     wide = {**RANDOM_PRESETS["tiny"], **wide, "num_attention_heads": 16, "num_key_value_heads": 4}
     monkeypatch.setitem(RANDOM_PRESETS, "wide", wide)
     model = ModelConfig(id="random:wide", device="cuda", dtype="bfloat16", quantisation=kind)
-    runner = runner_for(ArmConfig.from_preset(preset, model=model, engine=ENGINE), recorder)
+    runner = runner_for(arm_from(preset, model=model, engine=ENGINE), recorder)
     warm = recorder.drain()
     held = [item for item in runner.model.parameters() if is_quantised(item)]
     assert len(held) == 7 * 4
@@ -167,7 +168,7 @@ def test_products_of_rows_agree_with_float64(count: int, rows: int, columns: int
 def test_an_arm_runs_on_the_gpu_that_it_is_given(preset: str, recorder: CompileRecorder) -> None:
     second = FLOAT32.replace(device="cuda:1")
     try:
-        runner = runner_for(ArmConfig.from_preset(preset, model=second, engine=ENGINE), recorder)
+        runner = runner_for(arm_from(preset, model=second, engine=ENGINE), recorder)
         assert runner.device == torch.device("cuda:1")
         assert_quiet_and_greedy(runner, recorder)
     finally:
@@ -182,7 +183,7 @@ def test_windowed_and_chunked_prompts_are_right_on_a_gpu(
     config = AutoConfig.for_model("mistral", **{**SMALL, "sliding_window": 9})
     AutoModelForCausalLM.from_config(config).save_pretrained(str(tmp_path))
     model = ModelConfig(id=str(tmp_path), device="cuda", dtype="float32")
-    runner = runner_for(ArmConfig.from_preset(preset, model=model, engine=ENGINE.replace(step_tokens=16)), recorder)
+    runner = runner_for(arm_from(preset, model=model, engine=ENGINE.replace(step_tokens=16)), recorder)
     assert_quiet_and_greedy(runner, recorder, seed=2)
 
 
@@ -191,7 +192,7 @@ def test_windowed_and_chunked_prompts_are_right_on_a_gpu(
 def test_long_contexts_are_split_and_stay_quiet(preset: str, dtype: str, recorder: CompileRecorder) -> None:
     engine = EngineConfig(slots=3, max_prompt_tokens=700, max_new_tokens=12, step_tokens=256)
     model = ModelConfig(device="cuda", dtype=dtype)
-    runner = runner_for(ArmConfig.from_preset(preset, model=model, engine=engine), recorder)
+    runner = runner_for(arm_from(preset, model=model, engine=engine), recorder)
     jobs, events = serve_long_prompts(runner, recorder)
     assert [(event.kind, event.shape) for event in events] == []
     if dtype == "float32":
@@ -395,7 +396,7 @@ def test_a_decode_kernel_that_no_warm_up_compiled_is_an_event_under_traffic(reco
     from tailgate.servers.engine import decode_kernel
 
     engine = EngineConfig(slots=3, max_prompt_tokens=700, max_new_tokens=12, step_tokens=256)
-    arm = ArmConfig.from_preset("eager", model=ModelConfig(device="cuda", dtype="bfloat16"), engine=engine)
+    arm = arm_from("eager", model=ModelConfig(device="cuda", dtype="bfloat16"), engine=engine)
     minimal = arm.replace(compile=arm.compile.replace(warmup="minimal"))
     decode_kernel._decode.device_caches.clear()  # other tests of this process may have made these variants
     runner = ModelRunner(minimal, recorder)

@@ -14,6 +14,7 @@ from tailgate.servers.engine.encoder import EncoderRunner
 from tailgate.servers.engine.model import load_model
 from tailgate.servers.engine.scheduler import Job, Step
 from tests.servers.engine.test_encoder import batches, cosine, job, recorder, served, vectors_of, warm
+from tests.servers.test_config import arm_from
 
 __all__ = ["recorder"]
 
@@ -40,7 +41,7 @@ def assert_as_plain(runner: EncoderRunner, every: Sequence[Sequence[Job]], least
 def test_encoders_embed_like_the_plain_model_and_are_quiet_after_warm_up(
     preset: str, recorder: CompileRecorder
 ) -> None:
-    arm = ArmConfig.from_preset(preset, model=TINY, engine=ENGINE)
+    arm = arm_from(preset, model=TINY, engine=ENGINE)
     runner = warm(arm, recorder)
     warmed = {event.kind for event in recorder.drain()}
     assert_as_plain(runner, batches(arm), 0.9999)
@@ -67,7 +68,7 @@ def test_a_captured_encoder_replays_one_graph_a_shape_whether_whole_or_by_blocks
 
 
 def test_an_unpadded_batch_waits_for_nothing_on_the_device(recorder: CompileRecorder) -> None:
-    runner = warm(ArmConfig.from_preset("eager", model=TINY, engine=ENGINE), recorder)
+    runner = warm(arm_from("eager", model=TINY, engine=ENGINE), recorder)
     torch.cuda.set_sync_debug_mode("error")
     try:
         launched = runner.launch(step_of([40] * 5), 0)
@@ -84,7 +85,7 @@ def step_of(lengths: Sequence[int]) -> Step:
 @pytest.mark.parametrize("preset", ["eager", "compiled-bucketed", "compiled-dynamic"])
 def test_bert_base_in_bfloat16_stays_within_the_limit_of_parity(preset: str, recorder: CompileRecorder) -> None:
     engine = EngineConfig(slots=8, max_prompt_tokens=128)
-    arm = ArmConfig.from_preset(preset, model=BASE, engine=engine)
+    arm = arm_from(preset, model=BASE, engine=engine)
     if preset == "compiled-bucketed":
         arm = arm.replace(shapes=ShapeConfig(kind="buckets", batch_ladder=(1, 8), length_ladder=(64, 128)))
     runner = warm(arm, recorder)

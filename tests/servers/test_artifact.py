@@ -15,10 +15,10 @@ import torch
 
 from tailgate.servers.compiler import artifacts
 from tailgate.servers.config import ArmConfig, EngineConfig
-from tests.servers.test_config import refusal
+from tests.servers.test_config import arm_from, refusal
 
 ROOT = Path(__file__).resolve().parents[2]
-BUCKETED = ArmConfig.from_preset("compiled-bucketed", engine=EngineConfig(slots=4))
+BUCKETED = arm_from("compiled-bucketed", engine=EngineConfig(slots=4))
 
 
 def written(arm: ArmConfig, path: Path, patch: pytest.MonkeyPatch, *, on: str = "cpu", **changed: Any) -> ArmConfig:

@@ -19,7 +19,7 @@ from tailgate.servers.config import (
     check_quantisation,
     with_preset,
 )
-from tailgate.servers.fields import read
+from tailgate.servers.fields import Settings, read
 from tailgate.servers.presets import PRESETS
 
 BERT = {"id": "random:bert-tiny", "task": "embed"}
@@ -35,20 +35,26 @@ def refusal(make: Any, *arguments: Any, words: tuple[str, ...] = (), **options: 
     return message
 
 
+def arm_from(preset: str, **parts: Settings) -> ArmConfig:
+    """The arm of the preset, with these parts (model, engine)."""
+    tables = {key: part.to_dict() for key, part in parts.items()}
+    return read(ArmConfig, with_preset({"name": preset, "preset": preset, **tables}))
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_survives_the_way_through_plain_tables_and_serves_an_encoder(preset: str) -> None:
-    arm = ArmConfig.from_preset(preset)
+    arm = arm_from(preset)
     assert ArmConfig.from_dict(arm.to_dict()) == arm
-    encoder = ArmConfig.from_preset(preset, model=ModelConfig(id="random:bert-tiny", task="embed", pooling="cls"))
+    encoder = arm_from(preset, model=ModelConfig(id="random:bert-tiny", task="embed", pooling="cls"))
     assert ArmConfig.from_dict(encoder.to_dict()) == encoder
     assert encoder.compile == arm.compile.replace(join_projections=False, row_kernels=False)
 
 
 def test_presets_differ_in_the_policy_alone() -> None:
-    arms = [ArmConfig.from_preset(preset) for preset in PRESETS]
+    arms = [arm_from(preset) for preset in PRESETS]
     assert all((arm.model, arm.engine) == (arms[0].model, arms[0].engine) for arm in arms)
     assert len({str((arm.shapes, arm.compile)) for arm in arms}) == len(PRESETS)
-    assert "compiled-naive" in refusal(ArmConfig.from_preset, "fast")
+    assert "compiled-naive" in refusal(arm_from, "fast")
 
 
 def test_a_model_in_a_package_reads_as_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +71,7 @@ def test_a_model_in_a_package_reads_as_its_folder(tmp_path: Path, monkeypatch: p
 
 def test_an_arm_replaces_only_the_named_settings_of_its_preset() -> None:
     policy = {"options": {"combo_kernels": False, "epilogue_fusion": True}, "warmup": "minimal", "capture": False}
-    preset = ArmConfig.from_preset("compiled-bucketed").compile
+    preset = arm_from("compiled-bucketed").compile
     changed = read(ArmConfig, with_preset({"preset": "compiled-bucketed", "compile": policy})).compile
     assert changed == preset.replace(**{**policy, "options": {**preset.options, **policy["options"]}})  # type: ignore[dict-item]
 

@@ -31,6 +31,7 @@ from tailgate.servers.engine.runner import ModelRunner
 from tailgate.servers.engine.scheduler import Move
 from tailgate.servers.engine.shapes import prompt_borders
 from tests.servers.compiler.test_recorder import reset_compiler
+from tests.servers.test_config import arm_from
 
 ENGINE = EngineConfig(slots=4, max_prompt_tokens=40, max_new_tokens=12, threads=1)
 LIGHT = CompileConfig(enabled=True, backend="aot_eager", dynamic=False, fullgraph=True)
@@ -48,7 +49,7 @@ def one_thread() -> Iterator[None]:
 
 def arm_for(preset: str, dtype: str, **engine: Any) -> ArmConfig:
     model = ModelConfig(dtype=dtype, device="cpu")  # type: ignore[arg-type]
-    arm = ArmConfig.from_preset(preset, model=model, engine=ENGINE.replace(**engine))
+    arm = arm_from(preset, model=model, engine=ENGINE.replace(**engine))
     if not arm.compile.enabled:
         return arm
     # few buckets, as each costs a compile
@@ -349,7 +350,7 @@ def test_nothing_in_the_reference_is_rounded_to_float32() -> None:
 
 ENCODER = ModelConfig(id="random:bert-tiny", task="embed", dtype="float32", device="cpu")
 TEXTS = EngineConfig(slots=4, max_prompt_tokens=24, max_wait_ms=50.0, threads=1)
-ENCODERS = [ArmConfig.from_preset(preset, model=ENCODER, engine=TEXTS) for preset in ("eager", "eager-padded")]
+ENCODERS = [arm_from(preset, model=ENCODER, engine=TEXTS) for preset in ("eager", "eager-padded")]
 PLAN = parity.make_plan(ENCODERS, vocab_size=30522, prompts=0, tokens=1, seed=3)
 BATCHES = parity.make_batches(TEXTS.slots, len(PLAN.prompts))
 

@@ -16,12 +16,12 @@ from cryptography.hazmat.primitives import serialization
 from tailgate.servers import stdout
 from tailgate.servers.address import host_port, joined
 from tailgate.servers.complaint import ConfigError
-from tailgate.servers.config import ArmConfig, ModelConfig
+from tailgate.servers.config import ModelConfig
 from tailgate.servers.metadata import whole_number
 from tailgate.servers.program import isolate_compiler, pin_to_card
 from tailgate.servers.security import ServerTls, check_named, is_bearer, server_tls, token_from_variable
 from tests.fakes.credentials import Certificates
-from tests.servers.test_config import refusal
+from tests.servers.test_config import arm_from, refusal
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = "s3cret-T0ken"
@@ -86,7 +86,7 @@ CUDA = "CUDA_VISIBLE_DEVICES"
 def test_a_process_sees_only_its_card(
     device: str, environment: dict[str, str], expected: tuple[str, dict[str, str]]
 ) -> None:
-    arm = ArmConfig.from_preset("eager", model=ModelConfig(device=device))
+    arm = arm_from("eager", model=ModelConfig(device=device))
     changed = dict(environment)
     assert pin_to_card(arm, changed).model.device == expected[0]
     assert changed == {**environment, **expected[1]}

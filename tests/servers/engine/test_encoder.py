@@ -22,7 +22,7 @@ from tailgate.servers.engine.runner import runner_for
 from tailgate.servers.engine.scheduler import Job, Step
 from tailgate.servers.engine.shapes import prompt_borders
 from tests.servers.engine.test_runner import compiling, recorder
-from tests.servers.test_config import refusal
+from tests.servers.test_config import arm_from, refusal
 
 __all__ = ["recorder"]
 
@@ -32,7 +32,7 @@ ENGINE = EngineConfig(slots=5, max_prompt_tokens=40, threads=1)
 
 def arm_of(preset: str, *, backend: str = "eager", **model: Any) -> ArmConfig:
     """On a backend that runs traced graphs as they are, so that tracing alone takes time."""
-    arm = ArmConfig.from_preset(preset, model=MODEL.replace(**model), engine=ENGINE)
+    arm = arm_from(preset, model=MODEL.replace(**model), engine=ENGINE)
     if arm.compile.enabled and backend != "inductor":
         arm = arm.replace(
             compile=arm.compile.replace(backend=backend, mode="default", options={}, join_projections=False)

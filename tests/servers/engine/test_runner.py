@@ -28,7 +28,7 @@ from tailgate.servers.engine.shapes import StepShape
 from tailgate.servers.engine.step_runner import filling_step
 from tailgate.servers.front.service import first_request
 from tests.servers.compiler.test_recorder import reset_compiler
-from tests.servers.test_config import refusal
+from tests.servers.test_config import arm_from, refusal
 
 ENGINE = EngineConfig(slots=4, max_prompt_tokens=40, max_new_tokens=12)
 PLAIN = ModelConfig(device="cpu")
@@ -120,15 +120,13 @@ def compiling(**settings: Any) -> CompileConfig:
 @pytest.mark.parametrize("step_tokens", [0, 16])
 @pytest.mark.parametrize("preset", ["eager", "eager-padded"])
 def test_eager_arms_decode_exactly_like_generate(preset: str, step_tokens: int, recorder: CompileRecorder) -> None:
-    arm = ArmConfig.from_preset(preset, engine=ENGINE.replace(step_tokens=step_tokens))
+    arm = arm_from(preset, engine=ENGINE.replace(step_tokens=step_tokens))
     assert_answers_like_generate(arm, recorder, seed=7)
     assert recorder.drain() == []
 
 
 def test_every_prefill_step_has_as_many_tiles_as_a_graph_is_recorded_with(recorder: CompileRecorder) -> None:
-    runner = runner_for(
-        ArmConfig.from_preset("eager-padded", engine=EngineConfig(slots=48, max_prompt_tokens=1)), recorder
-    )
+    runner = runner_for(arm_from("eager-padded", engine=EngineConfig(slots=48, max_prompt_tokens=1)), recorder)
     shape = StepShape("prefill", 1, 48, 48)
     warmed = filling_step(shape, runner.arm, runner.vocab_size)
     served = Step("prefill", (), warmed.prompts[:1], warmed.chunks[:1])
@@ -182,7 +180,7 @@ def assert_answers_for_one_position_a_row(
         return model
 
     monkeypatch.setattr(step_runner, "load_model", watched)
-    arm = ArmConfig.from_preset(preset, engine=ENGINE, model=ModelConfig(id=str(folder), dtype="float32"))
+    arm = arm_from(preset, engine=ENGINE, model=ModelConfig(id=str(folder), dtype="float32"))
     others = {"backend": "eager", "mode": "default", "options": {}, "join_projections": False, "row_kernels": False}
     policy = arm.compile.replace(**others) if arm.compile.enabled else arm.compile
     runner = runner_for(arm.replace(compile=policy), recorder)

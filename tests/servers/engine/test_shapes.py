@@ -28,6 +28,7 @@ from tailgate.servers.engine.shapes import (
 )
 from tailgate.servers.fields import read
 from tailgate.servers.presets import PRESETS
+from tests.servers.test_config import arm_from
 
 ENGINE = EngineConfig(slots=4, max_prompt_tokens=40, max_new_tokens=12)
 TEXTS = EngineConfig(slots=6, max_prompt_tokens=100)
@@ -154,7 +155,7 @@ def test_a_warm_up_by_lengths_runs_one_row_of_many_lengths_and_chunks() -> None:
 @given(longest=st.integers(1, 5000), most=st.one_of(st.just(0), st.integers(9, 600)))
 def test_the_first_request_of_a_replica_meets_shapes_that_were_warmed(preset: str, longest: int, most: int) -> None:
     engine = EngineConfig(max_prompt_tokens=longest, step_tokens=most)
-    arm = ArmConfig.from_preset(preset, engine=engine)
+    arm = arm_from(preset, engine=engine)
     arm = arm.replace(compile=arm.compile.replace(warmup="lengths", capture=False))
     shapes = policy_of(arm)
     plan, prompt = warmup_plan(arm), first_prompt(arm)
@@ -171,7 +172,7 @@ def test_ladders_double_and_rise() -> None:
     assert default_lengths(300) == (32, 64, 96, 128, 160, 192, 224, 256, 300)
     assert default_lengths(600)[-4:] == (384, 448, 512, 600)
     for longest in (2, 32, 100, 4096):
-        arm = ArmConfig.from_preset("compiled-bucketed", engine=EngineConfig(max_prompt_tokens=longest))
+        arm = arm_from("compiled-bucketed", engine=EngineConfig(max_prompt_tokens=longest))
         assert default_lengths(longest + 8) == prefill_lengths(arm)
     for ladder in ([0, 1], [2, 2], [4, 2], [-1]):
         with pytest.raises(ConfigError, match="length_ladder"):

@@ -48,6 +48,7 @@ from tests.servers.front.replica import (
 )
 from tests.servers.front.test_front import READY
 from tests.servers.splitter.split import Loop
+from tests.servers.test_config import arm_from
 
 __all__ = ["end_replicas"]
 
@@ -164,7 +165,7 @@ def test_two_frontends_of_a_replica_answer_at_ports_of_their_own_and_drain_toget
 
 @in_processes
 def test_an_encoder_gives_texts_that_come_together_their_own_vectors(tmp_path: Path) -> None:
-    encoder = start(tmp_path, ArmConfig.from_preset("eager", model=ENCODER, engine=ENCODER_ENGINE))
+    encoder = start(tmp_path, arm_from("eager", model=ENCODER, engine=ENCODER_ENGINE))
     assert encoder.wait_warm()[-1].stage == "serving"
     answers = embed_together(encoder, TEXTS)
     assert [answer.tokens for answer in answers] == [len(encode_bytes(text)) for text in TEXTS]

@@ -19,7 +19,7 @@ from tailgate.servers.splitter.admin import Shares, SplitterError
 from tailgate.servers.splitter.kubernetes import Gateway, route_weights, weights_patch
 from tests.fakes.credentials import make_certificates
 from tests.fakes.kubernetes import FakeCluster, route_of, served
-from tests.servers.test_config import refusal
+from tests.servers.test_config import arm_from, refusal
 
 ROOT = Path(__file__).parents[3]
 ARMS = ("eager", "Compiled_2.13")
@@ -57,7 +57,7 @@ def test_the_deployed_route_pins_and_splits_over_its_services_and_arms() -> None
     arms = [ArmConfig.from_dict(table) for table in tables]
     assert [arm.name for arm in arms] == ["eager", "compiled-padded"]
     for arm in arms:
-        assert arm == ArmConfig.from_preset(arm.preset, model=arms[0].model, engine=arms[0].engine)
+        assert arm == arm_from(arm.preset, model=arms[0].model, engine=arms[0].engine)
 
 
 def test_a_patch_sets_the_weights_of_the_named_arms_in_every_rule_and_holds_the_version() -> None:
