@@ -46,10 +46,9 @@ Watcher = asyncio.Queue[TelemetryEvent | None]
 
 
 class Answer:
-    """The growing answer to the request that its client calls `name`: tokens as they come, then how it ended."""
+    """The growing answer to a request: tokens as they come, then how it ended."""
 
-    def __init__(self, name: str = "") -> None:
-        self.name = name
+    def __init__(self) -> None:
         self.token_ids: list[int] = []
         self.emit_ns: list[int] = []
         self.finished: Finished | None = None
@@ -108,9 +107,8 @@ class Front:
         self._logs: dict[type, deque[TelemetryEvent]] = {kind: deque(maxlen=most) for kind, most in _RETAINED.items()}
         self._send = send
         self._answers: dict[str, Answer] = {}
-        self._names: set[str] = set()  # of requests in flight
-        # A client may use a name again: what the engine still says of an earlier request has that one's own id. Its
-        # remainder names the frontend.
+        # Clients may use a name again, also at once: each request has an id of its own. Its remainder names the
+        # frontend.
         self._ids = itertools.count(number, frontends)
 
     @property
@@ -136,30 +134,18 @@ class Front:
                 f"{self.in_flight} requests are in flight; the limit is {self._limit} (slots + max_queue{self._over}): "
                 "send slower or raise max_queue",
             )
-        if submit.name in self._names:
-            raise RefusedError(
-                grpc.StatusCode.INVALID_ARGUMENT,
-                f'request_id "{submit.name}" is already in flight: use a new id for each request',
-            )
         return self.take(submit)
 
     def take(self, submit: Submit) -> Answer:
         """Pass a request on to the engine, under an id of its own, without checks or counts."""
         submit.request_id = f"{next(self._ids)}"
-        answer = self._answers[submit.request_id] = Answer(submit.name)
-        self._names.add(submit.name)
+        answer = self._answers[submit.request_id] = Answer()
         self._send(submit)
-        return answer
-
-    def _forget(self, request_id: str) -> Answer | None:
-        answer = self._answers.pop(request_id, None)
-        if answer is not None:
-            self._names.discard(answer.name)
         return answer
 
     def abandon(self, request_id: str) -> None:
         """Free the slot of a request whose client needs no more, if it has not ended."""
-        if self._forget(request_id) is not None:
+        if self._answers.pop(request_id, None) is not None:
             self._send(Cancel(request_id=request_id))
 
     def receive(self, messages: Iterable[object]) -> None:
@@ -215,7 +201,7 @@ class Front:
             if answer is not None:
                 answer.add(token_id, output.emit_ns)
         for finished in output.finished:
-            answer = self._forget(finished.request_id)
+            answer = self._answers.pop(finished.request_id, None)
             if answer is not None:
                 answer.finish(finished)
         if output.step is not None and not self._is_probing:
@@ -231,7 +217,6 @@ class Front:
         for request_id, answer in self._answers.items():
             answer.finish(Finished(request_id=request_id, status="UNAVAILABLE", message=self.failure))
         self._answers.clear()
-        self._names.clear()
 
     def publish(self, event: TelemetryEvent) -> None:
         """Retain the event and queue it for each watcher."""

@@ -205,10 +205,9 @@ def test_requests_that_cannot_be_taken_are_refused_and_the_first_failure_is_repo
 
     assert refused("early", front_of())[0] is grpc.StatusCode.UNAVAILABLE
     front.admit(submit())
-    assert refused("same")[0] is grpc.StatusCode.INVALID_ARGUMENT
     limit = front.arm.engine.slots + front.arm.engine.max_queue
-    for number in range(1, limit):
-        front.admit(submit(str(number)))
+    for _ in range(1, limit):  # of one name, which is the client's affair
+        front.admit(submit())
     code, message = refused("one more")
     assert (code, f"limit is {limit}" in message) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
     front.receive([Progress(at_ns=1, stage="failed", detail="no memory")])
