@@ -26,13 +26,11 @@ from tests.fakes.processes import free_port
 from tests.fakes.whole_run import environment
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-FOLDER = REPOSITORY / "deploy" / "container"
-CONTAINERFILE = FOLDER / "Containerfile"
+CONTAINERFILE = REPOSITORY / "deploy" / "container" / "Containerfile"
 # (name, value) of each instruction
 STEPS = re.findall(r"^([A-Z]+) (.+)", CONTAINERFILE.read_text(encoding="utf-8").replace("\\\n", " "), re.M)
 CERTIFICATES = "/run/certificates.crt"
-TOOLS = ("buildah", "mmdebstrap")
-CAN = not os.geteuid() and all(shutil.which(tool) for tool in TOOLS)
+CAN = not os.geteuid() and all(map(shutil.which, ("buildah", "mmdebstrap")))
 
 
 def values(name: str) -> list[str]:
@@ -42,10 +40,8 @@ def values(name: str) -> list[str]:
 def test_everything_is_installed_within_the_constraints() -> None:
     installs = re.findall(r"pip install [^&]+", " && ".join(values("RUN")))
     assert len(installs) == 2
-    assert [("-c /src/constraints.txt" in install, "--no-deps" in install) for install in installs] == [
-        (True, False),
-        (False, True),
-    ]
+    assert ["-c /src/constraints.txt" in install for install in installs] == [True, False]
+    assert ["--no-deps" in install for install in installs] == [False, True]
     assert not any("--index-url" in install or "://" in install for install in installs)
 
 
@@ -77,7 +73,7 @@ def pip_here() -> list[str]:
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.skipif(not CAN, reason=f"needs root and {', '.join(TOOLS)}: install Debian's packages of these names")
+@pytest.mark.skipif(not CAN, reason="needs root, buildah and mmdebstrap: install Debian's packages of these names")
 def test_the_image_builds_and_runs_tailgate_and_not_as_root(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     request.addfinalizer(lambda: shutil.rmtree(tmp_path, ignore_errors=True))  # gigabytes
 
