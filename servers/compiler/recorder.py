@@ -164,18 +164,14 @@ class CompileRecorder:
             event.event_id = f"{next(self._ids)}"
         return events
 
-    def record_eager_step(self, start_ns: int, end_ns: int) -> None:
-        """Note that a step which should have run compiled code ran plain Python: one event per uninterrupted spell."""
-        if self._fallback_is_open and self._events and self._events[-1].kind == "eager_fallback":
+    def record_step(self, start_ns: int, end_ns: int, *, compiled: bool) -> None:
+        """Note whether a step ran the compiled code that it should: one event per uninterrupted spell that did not."""
+        goes_on, self._fallback_is_open = self._fallback_is_open, not compiled
+        if goes_on and not compiled and self._events and self._events[-1].kind == "eager_fallback":
             self._events[-1].end_ns = end_ns
-            return
-        if not self._fallback_is_open:
+        elif not goes_on and not compiled:
             fallback = CompileEvent(kind="eager_fallback", start_ns=start_ns, end_ns=end_ns, reason=RAN_EAGERLY)
             self._add(fallback, self.trigger)
-        self._fallback_is_open = True
-
-    def record_compiled_step(self) -> None:
-        self._fallback_is_open = False
 
     def record_capture(self, start_ns: int, end_ns: int) -> None:
         """Note that the runner captured a CUDA graph of its own, of the running step."""

@@ -308,10 +308,7 @@ class StepRunner(ABC):
         compiled = self._ran_compiled() if graph is None else graph.compiled
         if not self.arm.compile.enabled:
             return False
-        if compiled:
-            self.recorder.record_compiled_step()
-        else:
-            self.recorder.record_eager_step(start_ns, end_ns)
+        self.recorder.record_step(start_ns, end_ns, compiled=compiled)
         return compiled
 
     def device_name(self) -> str:

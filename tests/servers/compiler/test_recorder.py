@@ -157,14 +157,14 @@ def test_a_graph_is_dynamic_when_one_of_its_sizes_is_a_symbol(recorder: CompileR
 
 
 def test_a_run_of_eager_steps_is_one_event_until_a_compiled_step_ends_it(recorder: CompileRecorder) -> None:
-    recorder.record_eager_step(10, 20)
-    recorder.record_eager_step(30, 40)
+    recorder.record_step(10, 20, compiled=False)
+    recorder.record_step(30, 40, compiled=False)
     (run,) = recorder.drain()
     assert (run.start_ns, run.end_ns) == (10, 40)
-    recorder.record_eager_step(50, 60)
+    recorder.record_step(50, 60, compiled=False)
     assert recorder.drain() == []
-    recorder.record_compiled_step()
-    recorder.record_eager_step(70, 80)
+    recorder.record_step(60, 70, compiled=True)
+    recorder.record_step(70, 80, compiled=False)
     assert [event.start_ns for event in recorder.drain()] == [70]
 
 
