@@ -97,7 +97,7 @@ class Remedy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """What would decide what is open, `needed_s` None where no run length would; and what to do about what failed."""
+    """What would decide what is open, `needed_s` None where no run length does; and what to do about what failed."""
 
     needed_s: float | None
     text: str
@@ -159,9 +159,9 @@ def advise(
     broken = _is_broken(faults)
     found: dict[str, list[Gate]] = {}
     for gate in undecided:
-        stuck = _UNSEEN.format(gate.unseen) if gate.unseen else _STUCK.get(gate.kind)
-        if gate.needed_s is None and not gate.blocked_by and (stuck or not broken):
-            found.setdefault(stuck or (_STARTS if gate.needed_starts else _NEVER), []).append(gate)
+        remedy = _UNSEEN.format(gate.unseen) if gate.unseen else _STUCK.get(gate.kind)
+        if gate.needed_s is None and not gate.blocked_by and (remedy or not broken):
+            found.setdefault(remedy or (_STARTS if gate.needed_starts else _NEVER), []).append(gate)
         elif gate.needed_s is not None and not broken:
             found.setdefault(_LONG if gate.needed_s > _LONG_S else _LENGTH, []).append(gate)
     lengths = [text for text in (_LENGTH, _LONG) if text in found]
@@ -173,8 +173,10 @@ def advise(
         sentences.append(needs)
     if failed:
         sentences.append(f"A longer run cannot change the FAIL of {', '.join(failed)}.")
+    stuck = {gate.arm for gate in undecided if gate.unseen}  # a longer run alone leaves these arms open
+    deciding = [gate.needed_s or 0.0 for text in lengths for gate in found[text] if gate.arm not in stuck]
     return Advice(
-        needed_s=max((gate.needed_s or 0.0 for text in lengths for gate in found[text]), default=None),
+        needed_s=max(deciding, default=None),
         text=" ".join(dict.fromkeys([*fixes, *sentences])) or "Nothing is open.",
         remedies=_remedies(gates, external),
     )
