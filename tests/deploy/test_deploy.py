@@ -30,7 +30,7 @@ CONTAINERFILE = REPOSITORY / "deploy" / "container" / "Containerfile"
 # (name, value) of each instruction
 STEPS = re.findall(r"^([A-Z]+) (.+)", CONTAINERFILE.read_text(encoding="utf-8").replace("\\\n", " "), re.M)
 CERTIFICATES = "/run/certificates.crt"
-CAN = not os.geteuid() and all(map(shutil.which, ("buildah", "mmdebstrap")))
+PROBE = "command -v mmdebstrap; unshare --mount true; box=$(buildah from scratch); buildah mount $box; buildah rm $box"
 
 
 def values(name: str) -> list[str]:
@@ -39,7 +39,6 @@ def values(name: str) -> list[str]:
 
 def test_everything_is_installed_within_the_constraints() -> None:
     installs = re.findall(r"pip install [^&]+", " && ".join(values("RUN")))
-    assert len(installs) == 2
     assert ["-c /src/constraints.txt" in install for install in installs] == [True, False]
     assert ["--no-deps" in install for install in installs] == [False, True]
     assert not any("--index-url" in install or "://" in install for install in installs)
@@ -73,8 +72,9 @@ def pip_here() -> list[str]:
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.skipif(not CAN, reason="needs root, buildah and mmdebstrap: install Debian's packages of these names")
 def test_the_image_builds_and_runs_tailgate_and_not_as_root(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    if os.geteuid() or subprocess.run(["sh", "-ec", PROBE], capture_output=True, check=False).returncode:
+        pytest.skip("needs root, Debian's packages buildah and mmdebstrap, and mounts")
     request.addfinalizer(lambda: shutil.rmtree(tmp_path, ignore_errors=True))  # gigabytes
 
     def run(*words: object) -> str:
@@ -91,8 +91,8 @@ def test_the_image_builds_and_runs_tailgate_and_not_as_root(tmp_path: Path, requ
     buildah("commit", "--rm", empty, f"docker.io/library/{base}")
     alone = ("--isolation", "chroot")
     buildah("bud", "--pull-never", *alone, *pip_here(), "--file", CONTAINERFILE, "--tag", "tailgate", REPOSITORY)
-    config = "{{.OCIv1.Config.Entrypoint}} {{.OCIv1.Config.User}}"
-    assert buildah("inspect", "--type", "image", "--format", config, "tailgate") == "[tailgate] 10001"
+    config = ("--type", "image", "--format", "{{.OCIv1.Config.Entrypoint}} {{.OCIv1.Config.User}}")
+    assert buildah("inspect", *config, "tailgate") == "[tailgate] 10001"
     inside = partial(buildah, "run", *alone, buildah("from", "--pull-never", "tailgate"), "--")
     assert re.fullmatch(r"tailgate \d+\.\d+\.\d+", inside("tailgate", "--version"))
     inside("tailgate", "run", "demo", "--help")
