@@ -136,8 +136,8 @@ _OF_EXTERNAL = {
     "noninferiority": _LOAD_HELD,
     "slo": _LOAD_HELD,
     "parity": "Compare its weights, precision and sampling with the control's.",
-    "recompile": "Before the next run, send its server requests with prompts as long as those that compiles "
-    "delayed{lengths}. vLLM compiles the sizes in compile_sizes (`--compilation-config`) at its start.",
+    "recompile": "Before the next run, send its server requests like those that compiles delayed: as long{lengths}, as "
+    "many at once, sampled alike. vLLM compiles the sizes in its option compile_sizes at its start.",
 }
 
 

@@ -17,11 +17,11 @@ import numpy as np
 
 from tailgate.analysis.judging.gates import FAIL, INCONCLUSIVE, PASS, Gate, count_gate
 from tailgate.analysis.run.client_stalls import PART, UNKNOWN, ArmStalls, Stall
-from tailgate.analysis.run.compile_events import RECOMPILE_KINDS, held_s
+from tailgate.analysis.run.compile_events import JIT, RECOMPILE_KINDS, held_s
 from tailgate.analysis.run.run import Run
 from tailgate.analysis.run.startup import compiled_steps, most_eager
 from tailgate.analysis.settings.gate_limits import GateLimits
-from tailgate.analysis.wording import counted, digits, enough, percent
+from tailgate.analysis.wording import counted, digits, enough
 
 # Name, unit, limit, reason, and reason where the value is 0.
 COMPILE_GATES = (
@@ -29,7 +29,7 @@ COMPILE_GATES = (
         "recompiles",
         "count",
         "max_recompiles",
-        "{value:.0f} {recompiles} while serving in one trial (limit {limit:g}), longest {longest} s; {hit} of "
+        "{value:.0f} {recompiles} while serving in one trial (limit {limit:g}), longest {longest} s{kernels}; {hit} of "
         "{requests} requests were delayed, by up to {delay} s{several}.",
         "No recompile while serving, limit {limit:g}.",
     ),
@@ -67,6 +67,7 @@ class CompileFacts:
     known: bool
     recompiles: int  # over all trials
     most_in_a_trial: int
+    kernels: str  # " (NAME)" or " (NAME and others)", of those that another compiler than torch's built
     longest_event_s: float
     longest_stall_s: float  # the longest that one request was delayed
     stall_s_per_min: float
@@ -81,6 +82,7 @@ class CompileFacts:
 def compile_facts(run: Run, arm: str) -> CompileFacts:
     serving = [event for event in run.events if event.arm == arm and event.serving]
     recompiles = [event for event in serving if event.kind in RECOMPILE_KINDS]
+    kernels = list(dict.fromkeys(event.row["frame"] for event in recompiles if event.kind == JIT and event.row["frame"]))
     stalling = [event for event in serving if event.stalls]
     own = run.of_arm(arm) & ~run.requests.broken
     stalls, minutes = run.attribution.stall_ms[own], replica_minutes(run, arm)
@@ -90,6 +92,7 @@ def compile_facts(run: Run, arm: str) -> CompileFacts:
         known=run.records.events is not None and not silent and run.account(arm).reports_compiles,
         recompiles=len(recompiles),
         most_in_a_trial=max(Counter(event.trial for event in recompiles).values(), default=0),
+        kernels=f" ({kernels[0]}{' and others' if len(kernels) > 1 else ''})" if kernels else "",
         longest_event_s=max((event.seconds for event in stalling), default=0.0),
         longest_stall_s=float(stalls.max()) / 1e3 if stalls.size else 0.0,
         stall_s_per_min=held_s(stalling) / minutes if minutes > 0 else 0.0,
@@ -100,8 +103,8 @@ def compile_facts(run: Run, arm: str) -> CompileFacts:
 
 def delayed_text(run: Run, arm: str) -> str:
     """Say how long the prompts were that a compile of the arm delayed: " (4 to 9 tokens)"; empty where unknown."""
-    tokens = run.requests.prompt_tokens[run.of_arm(arm) & run.attribution.hit]
-    known = tokens[tokens >= 0]
+    tokens = run.requests.prompt_tokens
+    known = tokens[run.of_arm(arm) & run.attribution.hit & (tokens >= 0)]
     return f" ({' to '.join(map(str, dict.fromkeys((known.min(), known.max()))))} tokens)" if known.size else ""
 
 
@@ -117,16 +120,13 @@ def compile_gates(run: Run, arm: str, stalls: ArmStalls) -> list[Gate]:
     if not account.external:
         return reported
     whole = account.reports_compiles and not account.log_spots
-    # Results of other tools have no address, and no setting either.
-    needs = "see its server's log"
+    needs = "see its server's log"  # results of other tools have no address, and no setting either
     if account.log_spots:
         needs = f"complete its log ({'; '.join(account.log_spots)})"
     elif account.external.get("address") and not whole:
         needs = f"set arms.{arm}.telemetry.log to its server's log, begun at its start"
     minutes, sent = replica_minutes(run, arm), facts.requests
     seen = client_gates(stalls, run.limits, requests=sent, minutes=minutes, has_log=whole, needs=needs)
-    if not account.reports_compiles:
-        return seen
     return [
         replace(logged, reason=f"By its log: {logged.reason}")
         if logged.verdict == FAIL or (whole and gate.verdict == PASS)
@@ -146,6 +146,7 @@ def reported_gates(arm: str, facts: CompileFacts, limits: GateLimits) -> list[Ga
             limit=limit,
             recompiles="recompile" if value == 1 else "recompiles",
             longest=digits(facts.longest_event_s),
+            kernels=facts.kernels,
             delay=digits(facts.longest_stall_s, enough(limit, [facts.longest_stall_s])),
             several=" (several compiles in a row)" if facts.longest_stall_s > 1.05 * facts.longest_event_s else "",
             hit=facts.requests_hit,
@@ -167,10 +168,9 @@ def may_compile(stall: Stall) -> bool:
 def stall_values(stalls: Sequence[Stall], *, requests: int, minutes: float) -> tuple[float, ...]:
     """Return the values of the four gates if the stalls were compiles, over `minutes` of all replicas together and
     `requests` sent."""
-    trials = Counter(stall.trial for stall in stalls)
     hit = int(np.unique(np.concatenate([stall.requests for stall in stalls])).size) if stalls else 0
     return (
-        float(max(trials.values(), default=0)),
+        float(max(Counter(stall.trial for stall in stalls).values(), default=0)),
         max((stall.seconds for stall in stalls), default=0.0),
         sum(stall.seconds for stall in stalls) / minutes if minutes > 0 else 0.0,
         100.0 * min(hit, requests) / requests if requests else 0.0,
@@ -217,5 +217,5 @@ def eager_gates(run: Run, arm: str) -> list[Gate]:
         return []
     limit_pct = run.limits.max_eager_steps_pct
     ran = f"{most.steps - most.compiled} of {most.steps} {most.kind} steps ran eagerly"
-    reason = f"{ran} ({percent(most.eager_pct / 100.0)}), limit {limit_pct:g} %."
+    reason = f"{ran} ({digits(most.eager_pct)} %), limit {limit_pct:g} %."
     return [count_gate(arm, "eager steps", "recompile", most.eager_pct, limit_pct, "pct", reason)]

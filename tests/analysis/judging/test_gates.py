@@ -30,7 +30,7 @@ LIMITS = GateLimits()
 def facts(**change):
     base = dict.fromkeys(("recompiles", "most_in_a_trial", "requests_hit"), 0)
     base |= dict.fromkeys(("longest_event_s", "longest_stall_s", "stall_s_per_min"), 0.0)
-    return CompileFacts(**base | {"known": True, "requests": 180} | change)
+    return CompileFacts(**base | {"known": True, "kernels": "", "requests": 180} | change)
 
 
 STALLING = {"recompiles": 6, "most_in_a_trial": 6, "longest_event_s": 7.9, "longest_stall_s": 7.85, "requests_hit": 31}

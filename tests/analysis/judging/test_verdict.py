@@ -181,7 +181,7 @@ RECOMPILED = failed("recompiles", "recompile")
     ("gate", "more", "words"),
     [
         (RECOMPILED, {}, "`tailgate inspect experiment.toml --arm compiled`"),
-        (RECOMPILED, {"external": {"compiled": " (4 to 9 tokens)"}}, "that compiles delayed (4 to 9 tokens)."),
+        (RECOMPILED, {"external": {"compiled": " (4 to 9 tokens)"}}, "as long (4 to 9 tokens), as many at once"),
         (failed("eager steps", "recompile"), {}, "which steps are not ready"),
         (failed("refused", "error"), {}, "bounds or ladders"),
         (failed("deaths", "error"), {}, "under logs/"),
