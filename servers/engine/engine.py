@@ -40,6 +40,7 @@ class Runner(Protocol):
 
     def is_ready(self, step: Step) -> bool: ...
     def launch(self, step: Step, batch_id: int) -> LaunchedStep: ...
+    def wait(self, launched: Any) -> None: ...
     def collect(self, launched: Any) -> Sequence[Any]: ...
     def move(self, move: Move) -> None: ...
 
@@ -127,8 +128,12 @@ class Engine:
         Returns outputs, oldest first, and compile events. A step that cannot be launched fails its prompts, or without
         any its answers; one whose results do not come fails all its requests.
         """
-        step = self.scheduler.next_step(now_ns())
         pending, self._pending = self._pending, None
+        if pending is not None and not self.scheduler.plans_ahead:
+            with contextlib.suppress(Exception):  # `collect` meets it again
+                self.runner.wait(pending)
+            self._take_arrivals()
+        step = self.scheduler.next_step(now_ns())
         outputs = []
         if pending is not None and (step is None or not self.runner.is_ready(step)):
             outputs.append(self._hand_out(pending))

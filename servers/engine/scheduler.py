@@ -114,6 +114,8 @@ class Scheduler(_Held):
     """Queue, rows and the next step. Every step carries one token of every running answer; prompts take what is left of
     `engine.longest_step`, begun ones first."""
 
+    plans_ahead = True  # the next step is launched while the last one runs
+
     def __init__(self, limits: EngineConfig) -> None:
         super().__init__()
         self._limits = limits
@@ -198,6 +200,11 @@ class Batcher(_Held):
     def submit(self, job: Job) -> None:
         self._jobs[job.request_id] = self._waiting[job.request_id] = job
 
+    @property
+    def plans_ahead(self) -> bool:
+        """Whether the next batch may leave before the one on the device is done: only when no later text would fit."""
+        return len(self._waiting) >= self._most
+
     def next_step(self, at_ns: int) -> Step | None:
         """Return the batch that leaves at `at_ns`; None when there is none, or one that is still to fill up."""
         if self.rest_ns(at_ns) != 0:
@@ -212,7 +219,7 @@ class Batcher(_Held):
         """Return how long until the next batch leaves if nothing else comes: 0 when it is due, None without texts."""
         if not self._waiting:
             return None
-        if len(self._waiting) >= self._most:
+        if self.plans_ahead:
             return 0
         oldest = next(iter(self._waiting.values()))
         return max(0, oldest.recv_ns + self._wait_ns - at_ns)

@@ -264,10 +264,14 @@ class StepRunner(ABC):
             done=done,
         )
 
-    def collect(self, launched: DeviceStep) -> list[Any]:
-        """Return the result of each job of `launched`, once the device has it."""
+    def wait(self, launched: DeviceStep) -> None:
+        """Wait until the device has the results of `launched`."""
         if launched.done is not None:
             launched.done.synchronize()
+
+    def collect(self, launched: DeviceStep) -> list[Any]:
+        """Return the result of each job of `launched`, once the device has it."""
+        self.wait(launched)
         return self._results(launched.results, launched.places)
 
     @torch.no_grad()

@@ -12,15 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailgate.analysis.frontier.holdings import Frontier, Order, frontier_of
-from tailgate.analysis.frontier.search import (
-    FEWEST_STEPS,
-    Budget,
-    Left,
-    Round,
-    Turn,
-    fitted,
-    next_round,
-)
+from tailgate.analysis.frontier.search import FEWEST_STEPS, Budget, Left, Round, Turn, fitted, next_round
 from tailgate.analysis.frontier.summary_rows import error_of, gpus_for_the_load, still_open, to_ship
 from tailgate.analysis.judging.load_steps import Held, Holding, Step, holding_of
 from tailgate.analysis.settings.ramp_limits import Rollout

@@ -82,13 +82,17 @@ def row(number: int) -> dict[str, object]:
     return {"name": f"row {number}", "n": number, "more": "x" * 1000}
 
 
-def test_damage_shows_less_and_raises_nothing(tmp_path: Path) -> None:
-    file = tmp_path / "events.arrow"
+def batches_in(file: Path, count: int) -> bytes:
     with RecordWriter(file, SCHEMA) as writer:
-        for number in range(2):
+        for number in range(count):
             writer.append(row(number))
             writer.flush()
-    whole = file.read_bytes()
+    return file.read_bytes()
+
+
+def test_damage_shows_less_and_raises_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "events.arrow"
+    whole = batches_in(file, 2)
     file.write_bytes(whole[: len(whole) // 2])
     assert rows(TableTail(file, {"n"})) in ([], [{"n": 0}])
     file.write_bytes(b"\0" * len(whole))
@@ -99,11 +103,7 @@ def test_damage_shows_less_and_raises_nothing(tmp_path: Path) -> None:
 
 def test_a_batch_that_is_being_written_comes_when_it_is_whole(tmp_path: Path) -> None:
     file = tmp_path / "events.arrow"
-    with RecordWriter(file, SCHEMA) as writer:
-        for number in range(3):
-            writer.append(row(number))
-            writer.flush()
-    whole = file.read_bytes()
+    whole = batches_in(file, 3)
     file.write_bytes(b"")
     tail, seen = TableTail(file, {"n"}), []
     for size in range(0, len(whole), 97):

@@ -20,7 +20,7 @@ from tailgate.servers.engine.device import Outbox, itemised, process_started_ns
 from tailgate.servers.engine.engine import Engine
 from tailgate.servers.engine.messages import Cancel, StepOutput, Submit
 from tailgate.servers.engine.placement import resolve_device
-from tailgate.servers.engine.scheduler import LaunchedStep, Move, Scheduler, Step
+from tailgate.servers.engine.scheduler import Batcher, LaunchedStep, Move, Scheduler, Step
 from tailgate.servers.engine.shapes import StepShape
 from tailgate.servers.engine.step_runner import uncollected
 from tailgate.servers.rpc.telemetry_pb2 import CompileEvent
@@ -43,6 +43,7 @@ class ScriptedRunner:
         self.log: list[str] = []
         self.during: Callable[[], None] = lambda: None
         self.collecting: Callable[[], None] = lambda: None
+        self.waiting: Callable[[], None] = lambda: None
 
     def is_ready(self, step: Step) -> bool:
         return self.ready
@@ -61,6 +62,10 @@ class ScriptedRunner:
             compiled=True,
         )
 
+    def wait(self, launched: ScriptedStep) -> None:
+        self.log.append(f"wait {launched.batch_id}")
+        self.waiting()
+
     def collect(self, launched: ScriptedStep) -> list[int]:
         self.log.append(f"collect {launched.batch_id}")
         self.collecting()
@@ -74,10 +79,9 @@ class Scripted:
     """An engine, its runner, what arrives, and the compiles that the next step meets."""
 
     def __init__(self, *, slots: int = 2, overlaps: bool = False, eos: int = -1) -> None:
-        limits = EngineConfig(slots=slots)
         self.runner = ScriptedRunner(overlaps=overlaps, eos=eos)
         self.compiles: list[CompileEvent] = []
-        self.engine = Engine(Scheduler(limits), self.runner, self.drain)
+        self.engine = Engine(Scheduler(EngineConfig(slots=slots)), self.runner, self.drain)
         self.arrivals = self.engine.arrivals
 
     def drain(self) -> list[CompileEvent]:
@@ -309,6 +313,16 @@ def test_a_ready_step_is_launched_before_the_last_tokens_are_sent(ready: bool, l
     scripted.submit("a", max_tokens=3)
     assert [output.tokens for output in scripted.run()] == [[("a", 10)], [("a", 11)], [("a", 12)]]
     assert scripted.runner.log == log
+
+
+def test_a_batch_of_texts_is_made_when_the_device_is_free_or_it_is_full() -> None:
+    scripted = Scripted(overlaps=True)
+    scripted.engine.scheduler = Batcher(EngineConfig(slots=2))
+    scripted.runner.waiting = lambda: scripted.submit("b")
+    for names in ("a", "", "cd"):
+        scripted.submit(*names)
+        scripted.engine.advance()
+    assert scripted.runner.log == ["launch 0", "wait 0", "launch 1", "collect 0", "launch 2", "collect 1"]
 
 
 def test_the_time_of_a_step_begins_when_the_one_before_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:

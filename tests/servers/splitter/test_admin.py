@@ -28,16 +28,7 @@ from tailgate.servers.splitter.admin import (
 )
 from tailgate.servers.splitter.request_log import LoggedRequest, parse_line
 from tests.fakes.processes import PATIENCE_S, wait_for
-from tests.servers.splitter.split import (
-    Build,
-    Split,
-    ask,
-    binomial_bound,
-    build,
-    dial,
-    loop,
-    shared,
-)
+from tests.servers.splitter.split import Build, Split, ask, binomial_bound, build, dial, loop, shared
 from tests.servers.test_config import refusal
 
 __all__ = ["build", "loop", "shared"]
