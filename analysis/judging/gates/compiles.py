@@ -82,7 +82,7 @@ class CompileFacts:
 def compile_facts(run: Run, arm: str) -> CompileFacts:
     serving = [event for event in run.events if event.arm == arm and event.serving]
     recompiles = [event for event in serving if event.kind in RECOMPILE_KINDS]
-    kernels = list(dict.fromkeys(event.row["frame"] for event in recompiles if event.kind == JIT and event.row["frame"]))
+    kernels = list(filter(None, dict.fromkeys(event.row["frame"] for event in recompiles if event.kind == JIT)))
     stalling = [event for event in serving if event.stalls]
     own = run.of_arm(arm) & ~run.requests.broken
     stalls, minutes = run.attribution.stall_ms[own], replica_minutes(run, arm)
@@ -128,7 +128,7 @@ def compile_gates(run: Run, arm: str, stalls: ArmStalls) -> list[Gate]:
     minutes, sent = replica_minutes(run, arm), facts.requests
     seen = client_gates(stalls, run.limits, requests=sent, minutes=minutes, has_log=whole, needs=needs)
     return [
-        replace(logged, reason=f"By its log: {logged.reason}")
+        replace(logged, reason=f"By its log, {logged.reason[0].lower()}{logged.reason[1:]}")
         if logged.verdict == FAIL or (whole and gate.verdict == PASS)
         else gate
         for gate, logged in zip(seen, reported, strict=True)

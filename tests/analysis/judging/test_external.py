@@ -102,7 +102,7 @@ def test_compiles_in_a_log_fail_an_arm_whose_clients_saw_none(tmp_path: Path) ->
     summary = analyze(write_logged(folder, logged, blind_spots=[ONCE]))
     gate = gates_of(summary)["recompiles"]
     assert (gate["verdict"], gate["value"]) == ("FAIL", 2)
-    assert "log: 2 recompiles while serving in one trial (limit 0), longest 0.2 s (Triton _k and " in gate["reason"]
+    assert "log, 2 recompiles while serving in one trial (limit 0), longest 0.2 s (Triton _k and " in gate["reason"]
     # The log may leave compiles out, so what clients see decides the other gates.
     assert "no stall of" in gates_of(summary)["longest compile stall"]["reason"]
     others = {gate["gate"] for gate in summary["gates"] if gate["arm"] == TREATMENT}
