@@ -406,7 +406,7 @@ def prefill_lengths(arm: ArmConfig) -> tuple[int, ...]:
 
 # Size 1 is padded to 2: the compiler specialises sizes 0 and 1, so a dynamic dimension must start at 2.
 _FROM_TWO = {"kind": "exact", "min_size": 2}
-_DYNAMIC = {"enabled": True, "dynamic": True, "fullgraph": True, "mark_dynamic": True}
+_DYNAMIC = {"enabled": True, "dynamic": True, "fullgraph": True, "mark_dynamic": True, "join_projections": True}
 
 # What each preset is for, its shapes and its compile policy.
 PRESET_POLICIES: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
