@@ -104,9 +104,16 @@ def serve_engine(connections: Sequence[Connection], table: dict[str, object], ca
             parts = message.divided(len(outboxes)) if isinstance(message, StepOutput) else [message]
             for own, part in zip(outboxes, parts, strict=False):
                 own.put(part)
+        if engine.has_planned:
+            _flush(outboxes)
         if (at_ns := now_ns()) >= due_ns:
             due_ns = at_ns + MEMORY_EVERY_NS
             outbox.put(read_memory(device, at_ns))
+
+
+def _flush(outboxes: Sequence[Outbox]) -> None:
+    for own in outboxes:
+        own.flush()
 
 
 def _start(arm: ArmConfig, arrivals: Arrivals, outboxes: Sequence[Outbox]) -> tuple[Engine, Any]:
@@ -118,7 +125,7 @@ def _start(arm: ArmConfig, arrivals: Arrivals, outboxes: Sequence[Outbox]) -> tu
     def announce(compile: CompileUnderWay) -> None:
         outbox.put(compile)
         if not compile.end_ns:
-            outbox.flush()
+            _flush(outboxes)
 
     imported_ns = now_ns()
     recorder = CompileRecorder(

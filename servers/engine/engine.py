@@ -40,7 +40,6 @@ class Runner(Protocol):
 
     def is_ready(self, step: Step) -> bool: ...
     def launch(self, step: Step, batch_id: int) -> LaunchedStep: ...
-    def wait(self, launched: Any) -> None: ...
     def collect(self, launched: Any) -> Sequence[Any]: ...
     def move(self, move: Move) -> None: ...
 
@@ -67,6 +66,7 @@ class Engine:
         self._drain_events = drain_events
         self._step_id = 0
         self._pending: LaunchedStep | None = None
+        self._planned: Step | None = None
         self._last_end_ns = 0
         self._stalls: deque[tuple[int, int]] = deque(maxlen=256)
 
@@ -74,16 +74,19 @@ class Engine:
     def idle(self) -> bool:
         return self._pending is None and len(self.scheduler) == 0
 
+    @property
+    def has_planned(self) -> bool:
+        """Whether a step waits until the results before it are out, since its launch may hold this process for long."""
+        return self._planned is not None
+
     def turns(self) -> Iterator[list[StepOutput | CompileEvent]]:
         """Step until a Shutdown arrives. Each turn yields what it produced; without work it waits for arrivals."""
         rest_s = 0.0
         while self._take_arrivals(rest_s):
-            ended = self.expire(now_ns())
-            output = [StepOutput(emit_ns=now_ns(), finished=ended)] if ended else []
             outputs, events = self.advance()
-            yield [*output, *events, *outputs]
+            yield [*events, *outputs]
             rest_s = 0.0
-            if self._pending is None:
+            if self._pending is None and not self.has_planned:
                 rest_ns = self.scheduler.rest_ns(now_ns())
                 longest_s = _LONGEST_REST_S if self.idle else _LONGEST_WAIT_S
                 rest_s = longest_s if rest_ns is None else min(rest_ns / 1e9, longest_s)
@@ -91,7 +94,7 @@ class Engine:
     def _take_arrivals(self, wait_s: float = 0.0) -> bool:
         """Take what has arrived, or arrives within `wait_s`; returns whether more is to come."""
         with contextlib.suppress(queue.Empty):
-            message = self.arrivals.get(wait_s > 0, wait_s)
+            message = self.arrivals.get(wait_s > 0 and not self._is_closed, wait_s)
             while True:
                 if isinstance(message, Submit):
                     self.submit(message)
@@ -125,22 +128,28 @@ class Engine:
     def advance(self) -> tuple[list[StepOutput], list[CompileEvent]]:
         """Launch the next step, if there is one, take what arrived meanwhile, and hand out what is done.
 
-        Returns outputs, oldest first, and compile events. A step that cannot be launched fails its prompts, or without
-        any its answers; one whose results do not come fails all its requests.
+        A batch of texts is made when the device is free, unless it is full. What is done is handed out alone where the
+        launch may take long, and the next call launches. Returns outputs, oldest first, and compile events. A step that
+        cannot be launched fails its prompts, or without any its answers; one whose results do not come fails all its
+        requests.
         """
         pending, self._pending = self._pending, None
-        if pending is not None and not self.scheduler.plans_ahead:
-            with contextlib.suppress(Exception):  # `collect` meets it again
-                self.runner.wait(pending)
-            self._take_arrivals()
-        step = self.scheduler.next_step(now_ns())
         outputs = []
-        if pending is not None and (step is None or not self.runner.is_ready(step)):
+        if pending is not None and not self.scheduler.plans_ahead:
             outputs.append(self._hand_out(pending))
             pending = None
-            step = _unfinished(step)
+            self._take_arrivals()
+        if ended := self.expire(now_ns()):
+            outputs.append(StepOutput(emit_ns=now_ns(), finished=ended))
+        step = _unfinished(self._planned) or self.scheduler.next_step(now_ns())
+        self._planned = None
+        if (outputs or pending is not None) and (step is None or not self.runner.is_ready(step)):
+            if pending is not None:
+                outputs.append(self._hand_out(pending))
+            self._planned = step
+            return outputs, self._settle(())
         if step is None:
-            return outputs, self._settle(())  # a compile on another thread may have ended
+            return [], self._settle(())  # a compile on another thread may have ended
         step_id, self._step_id = self._step_id, self._step_id + 1
         launched = self._launch(step, step_id)
         self._take_arrivals()

@@ -188,8 +188,8 @@ class Scheduler(_Held):
 
 
 class Batcher(_Held):
-    """Texts that wait (row -1), texts that run, and when the next batch leaves: when it has `slots` texts, or
-    `max_wait_ms` after its oldest text arrived at the server. Later texts never overtake earlier ones."""
+    """Texts that wait (row -1), texts that run, and when the next batch leaves: when it has `slots` texts, or once the
+    device is free and `max_wait_ms` after its oldest text arrived. Later texts never overtake earlier ones."""
 
     def __init__(self, limits: EngineConfig) -> None:
         super().__init__()

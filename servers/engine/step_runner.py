@@ -232,8 +232,11 @@ class StepRunner(ABC):
         return self.shapes.prefill(step.decoding_rows + sum(tokens))
 
     def is_ready(self, step: Step) -> bool:
-        """Return whether `step` cannot start the compiler, and may be launched while finished tokens wait."""
+        """Return whether `step` may be launched while finished results wait: it cannot start the compiler, and where it
+        reads texts, a recorded graph is launched as a whole."""
         policy = self.arm.compile
+        if step.kind == "encode":
+            return self.shape_of(step) in self._graphs
         if not policy.enabled or policy.strict:
             return True
         is_marked = policy.mark_dynamic and policy.warmup == "shapes"
@@ -264,14 +267,10 @@ class StepRunner(ABC):
             done=done,
         )
 
-    def wait(self, launched: DeviceStep) -> None:
-        """Wait until the device has the results of `launched`."""
-        if launched.done is not None:
-            launched.done.synchronize()
-
     def collect(self, launched: DeviceStep) -> list[Any]:
         """Return the result of each job of `launched`, once the device has it."""
-        self.wait(launched)
+        if launched.done is not None:
+            launched.done.synchronize()
         return self._results(launched.results, launched.places)
 
     @torch.no_grad()
