@@ -140,7 +140,7 @@ def _start(arm: ArmConfig, arrivals: Arrivals, outboxes: Sequence[Outbox]) -> tu
     def report(done: int, total: int, detail: str) -> None:
         for event in recorder.drain():
             outbox.put(event)
-            missed.extend([event.shape] * (event.cache == "miss"))
+            missed.extend([event.shape] * (event.kind != "jit" and event.cache == "miss"))
         outbox.put(Progress(at_ns=now_ns(), stage="warmup", done=done, total=total, detail=detail))
 
     runner.warm_up(report)
