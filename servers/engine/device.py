@@ -37,6 +37,7 @@ log = logging.getLogger("tailgate.device")
 
 MEMORY_EVERY_NS = 1_000_000_000
 _LONGEST_FLUSH_S = 0.1  # a front that does not read delays no compile for longer
+_SHORT_FLUSH_S = 0.005  # nor any other step: a thread that waits for the interpreter gets it within this time
 
 
 class Outbox:
@@ -46,7 +47,6 @@ class Outbox:
         self._connection = connection
         self._messages: deque[object] = deque()
         self._has_some = threading.Event()
-        self._sending = threading.Lock()
 
     def put(self, message: object) -> None:
         """Have the sending thread send the message."""
@@ -55,25 +55,25 @@ class Outbox:
             self._has_some.set()
 
     def flush(self, timeout_s: float = _LONGEST_FLUSH_S) -> None:
-        """Send everything put so far on this thread, unless the front has not read for `timeout_s`.
+        """Wait until everything put so far is sent, for `timeout_s` at most.
 
         After the call this thread may hold the interpreter for long, so that the sending thread cannot run.
         """
-        if self._sending.acquire(timeout=timeout_s):
-            try:
-                messages = [self._messages.popleft() for _ in range(len(self._messages))]
-                if messages:
-                    self._connection.send(messages)
-            except OSError:  # the front is gone
-                return
-            finally:
-                self._sending.release()
+        is_sent = threading.Event()
+        self.put(is_sent)
+        is_sent.wait(timeout_s)
 
     def send(self) -> None:
         """Send what is put, without end."""
         while self._has_some.wait():
             self._has_some.clear()
-            self.flush(timeout_s=threading.TIMEOUT_MAX)
+            taken = [self._messages.popleft() for _ in range(len(self._messages))]
+            if messages := [item for item in taken if not isinstance(item, threading.Event)]:
+                with contextlib.suppress(OSError):  # the front is gone
+                    self._connection.send(messages)
+            for item in taken:
+                if isinstance(item, threading.Event):
+                    item.set()
 
 
 def serve_engine(connections: Sequence[Connection], table: dict[str, object], cache_dir: str) -> None:
@@ -105,15 +105,15 @@ def serve_engine(connections: Sequence[Connection], table: dict[str, object], ca
             for own, part in zip(outboxes, parts, strict=False):
                 own.put(part)
         if engine.has_planned:
-            _flush(outboxes)
+            _flush(outboxes, _SHORT_FLUSH_S)
         if (at_ns := now_ns()) >= due_ns:
             due_ns = at_ns + MEMORY_EVERY_NS
             outbox.put(read_memory(device, at_ns))
 
 
-def _flush(outboxes: Sequence[Outbox]) -> None:
+def _flush(outboxes: Sequence[Outbox], timeout_s: float = _LONGEST_FLUSH_S) -> None:
     for own in outboxes:
-        own.flush()
+        own.flush(timeout_s)
 
 
 def _start(arm: ArmConfig, arrivals: Arrivals, outboxes: Sequence[Outbox]) -> tuple[Engine, Any]:

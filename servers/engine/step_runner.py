@@ -236,7 +236,8 @@ class StepRunner(ABC):
         reads texts, a recorded graph is launched as a whole."""
         policy = self.arm.compile
         if step.kind == "encode":
-            return self.shape_of(step) in self._graphs
+            shape, has_trees = self.shape_of(step), policy.enabled and policy.mode in GRAPH_TREE_MODES
+            return shape in self._graphs or (has_trees and shape in self._seen)
         if not policy.enabled or policy.strict:
             return True
         is_marked = policy.mark_dynamic and policy.warmup == "shapes"
