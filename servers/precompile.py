@@ -46,8 +46,9 @@ def _precompile(arm: ArmConfig, path: str, report: Callable[[str], None], *, as_
 
         artifacts.compile_portably()
         with warm_runner(arm, lambda *at: report("{}/{}: {}".format(*at))) as runner:
-            graphs = artifacts.save(path, arm, str(runner.device))
-            unkept = sum(event.cache == "bypass" for event in runner.recorder.drain())
+            caches = [event.cache for event in runner.recorder.drain() if event.kind != "jit"]
+            graphs, unkept = caches.count("miss"), caches.count("bypass")
+            artifacts.save(path, arm, str(runner.device), graphs)
     words = f"{path}: {graphs} graphs of {arm.name} for {runner.device_name()}; load it with compile.artifact"
     words += f"\n{unkept} graphs cannot be kept: they compile at every start" if unkept else ""
     document = {"artifact": path, "bytes": Path(path).stat().st_size, "graphs": graphs, "unkept": unkept}

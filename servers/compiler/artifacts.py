@@ -1,14 +1,18 @@
 """Compiled code that outlives its process: saved to a file, loaded from one, and refused where it does not belong.
 
 A file is a line that names the format, the SHA-256 of all that follows, one line of JSON that says what the code was
-compiled for, and torch's portable cache, which torch unpickles: an artifact is to be trusted like a program.
+compiled for, and the folder of the compile cache as a tar archive. Torch unpickles its files and runs its libraries:
+trust an artifact like a program.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import platform
+import tarfile
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -17,11 +21,12 @@ from typing import Any
 
 import torch
 import torch._inductor.config as inductor
+from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 from tailgate.servers.complaint import ConfigError
 from tailgate.servers.config import ArmConfig
 
-_FORMAT = b"tailgate compiled code 2\n"
+_FORMAT = b"tailgate compiled code 3\n"
 _REMEDY = "write it anew with `tailgate precompile`"
 # What no graph depends on. The threads of a processor are part of the device.
 _FREE = frozenset(
@@ -50,24 +55,33 @@ def compile_portably() -> None:
             setattr(inductor, name, value)
 
 
-def save(path: str, arm: ArmConfig, device: str) -> int:
-    """Write the graphs of this process, which has compiled `arm` and nothing else. Returns their number.
+def save(path: str, arm: ArmConfig, device: str, graphs: int) -> None:
+    """Write the compile cache of this process, which has compiled the `graphs` of `arm` and nothing else.
 
     What a kill leaves of the file is refused as damaged.
     """
-    saved = torch.compiler.save_cache_artifacts()
-    if saved is None or not saved[1].inductor_artifacts:
+    if not graphs:
         raise ConfigError(f'arm "{arm.name}" left no graph in the compile cache: switch it on, or compile something')
-    body = json.dumps(facts_of(arm, device)).encode() + b"\n" + saved[0]
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1) as archive:
+        archive.add(
+            cache_dir(), arcname=".", filter=lambda item: None if item.name.endswith(("lock", "locks")) else item
+        )
+    body = json.dumps(facts_of(arm, device)).encode() + b"\n" + packed.getvalue()
     Path(path).write_bytes(_FORMAT + hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
-    return len(saved[1].inductor_artifacts)
 
 
 def load(arm: ArmConfig, device: str) -> Artifact:
-    """Fill this process's compile cache with the arm's artifact. Raises ConfigError where it does not belong here."""
-    artifact = read(arm, device)
-    if torch.compiler.load_cache_artifacts(artifact.code) is None:
-        raise ConfigError(f'compile.artifact "{artifact.path}" holds no cache that torch can read: {_REMEDY}')
+    """Fill the compile cache with the arm's artifact. Raises ConfigError where it does not belong here."""
+    artifact, folder = read(arm, device), Path(cache_dir())
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as fresh:
+        with tarfile.open(fileobj=io.BytesIO(artifact.code)) as archive:
+            archive.extractall(fresh, filter="data")
+        for file in sorted(path for path in Path(fresh).rglob("*") if path.is_file()):
+            place = folder / file.relative_to(fresh)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            file.replace(place)  # never written in place: a process ends when a library that it has loaded changes
     compile_portably()
     return artifact
 
@@ -103,7 +117,9 @@ def facts_of(arm: ArmConfig, device: str) -> dict[str, Any]:
     processor = f"a processor with {torch.backends.cpu.get_cpu_capability()} and {threads} threads"
     folders = (Path(__file__).parent, Path(__file__).parents[1] / "engine")
     traced = sorted(path for folder in folders for path in folder.glob("*.py"))
+    has_libraries = on_cpu or "cpp_wrapper" in arm.compile.options
     facts = {
+        **({"instruction set": _instruction_set()} if has_libraries else {}),
         "device": processor if on_cpu else torch.cuda.get_device_name(device),
         "python": ".".join(platform.python_version_tuple()[:2]),
         **{name: metadata.version(name) for name in ("torch", "transformers")},
@@ -112,6 +128,13 @@ def facts_of(arm: ArmConfig, device: str) -> dict[str, Any]:
     }
     settings = _flat("", arm.to_dict())
     return facts | {key: value for key, value in settings if key not in _FREE}
+
+
+def _instruction_set() -> str:
+    """Return a digest of what this processor can execute: inductor compiles C++ with -march=native."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return hashlib.sha256(flags.encode()).hexdigest()[:8]
 
 
 def _flat(prefix: str, table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -7,17 +7,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from tailgate.servers.compiler import artifacts
 from tailgate.servers.config import ArmConfig, EngineConfig
 from tests.servers.test_config import arm_from, refusal
 
 ROOT = Path(__file__).resolve().parents[2]
+LIBRARY = b"machine code" * 400
 BUCKETED = arm_from("compiled-bucketed", engine=EngineConfig(slots=4))
 
 
@@ -25,10 +24,12 @@ def written(arm: ArmConfig, path: Path, patch: pytest.MonkeyPatch, *, on: str = 
     """Return the arm with an artifact of its own, which says what `changed` of it."""
     facts_of = artifacts.facts_of
     with patch.context() as saving:
-        kept = b"a cache\n" * 400, SimpleNamespace(inductor_artifacts=["a graph"])
-        saving.setattr(torch.compiler, "save_cache_artifacts", lambda: kept)
+        saving.setenv("TORCHINDUCTOR_CACHE_DIR", str(path.parent / "compiled"))
         saving.setattr(artifacts, "facts_of", lambda *given: {**facts_of(*given), **changed})
-        assert artifacts.save(str(path), arm, on) == 1
+        (path.parent / "compiled/locks").mkdir(parents=True)
+        for name in ("kernel.so", "locks/kernel.lock"):
+            (path.parent / "compiled" / name).write_bytes(LIBRARY)
+        artifacts.save(str(path), arm, on, graphs=1)
     return arm.replace(compile=arm.compile.replace(artifact=str(path)))
 
 
@@ -39,8 +40,7 @@ def arm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ArmConfig:
 
 def test_an_artifact_is_read_as_it_was_written_and_a_byte_changed_or_missing_anywhere_is_damage(arm: ArmConfig) -> None:
     path = Path(arm.compile.artifact)
-    read = artifacts.read(arm, "cpu")
-    assert (read.path, read.code, len(read.identity)) == (str(path), b"a cache\n" * 400, 16)
+    assert len(artifacts.read(arm, "cpu").identity) == 16
     whole = path.read_bytes()
     begin = whole.index(b"\n") + 1
     for at in (begin, begin + 63, begin + 65, begin + 400, len(whole) // 2, len(whole) - 1):
@@ -49,8 +49,22 @@ def test_an_artifact_is_read_as_it_was_written_and_a_byte_changed_or_missing_any
             assert "is damaged" in refusal(artifacts.read, arm, "cpu"), at
 
 
+def test_an_open_library_is_replaced_and_not_written_to(
+    arm: ArmConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that has loaded a library ends by SIGSEGV when its bytes change."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(artifacts, "compile_portably", lambda: None)
+    library = tmp_path / "kernel.so"
+    library.write_bytes(b"loaded")
+    with library.open("rb") as loaded:
+        artifacts.load(arm, "cpu")
+        assert (loaded.read(), library.read_bytes()) == (b"loaded", LIBRARY)
+    assert not (tmp_path / "locks").exists()
+
+
 def test_a_file_that_is_no_artifact_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "older").write_bytes(b"tailgate compiled code 1\nabc\n")
+    (tmp_path / "older").write_bytes(b"tailgate compiled code 2\nabc\n")
     (tmp_path / "empty").touch()
     os.mkfifo(tmp_path / "pipe")
     for name in ("older", "empty", "pipe", "missing", "."):
