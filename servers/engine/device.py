@@ -37,7 +37,7 @@ log = logging.getLogger("tailgate.device")
 
 MEMORY_EVERY_NS = 1_000_000_000
 _LONGEST_FLUSH_S = 0.1  # a front that does not read delays no compile for longer
-_SHORT_FLUSH_S = 0.005  # nor any other step: a thread that waits for the interpreter gets it within this time
+_SHORT_FLUSH_S = 0.005  # nor any other launch: a thread that waits for the interpreter gets it within this time
 
 
 class Outbox:
@@ -104,7 +104,7 @@ def serve_engine(connections: Sequence[Connection], table: dict[str, object], ca
             parts = message.divided(len(outboxes)) if isinstance(message, StepOutput) else [message]
             for own, part in zip(outboxes, parts, strict=False):
                 own.put(part)
-        if engine.has_planned:
+        if messages and (engine.has_planned or not engine.runner.overlaps):
             _flush(outboxes, _SHORT_FLUSH_S)
         if (at_ns := now_ns()) >= due_ns:
             due_ns = at_ns + MEMORY_EVERY_NS

@@ -10,7 +10,7 @@ import logging
 import queue
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 from tailgate.servers.clock import now_ns
@@ -35,10 +35,10 @@ _LONGEST_WAIT_S = 0.02  # while texts wait for a fuller batch: a deadline may pa
 class Runner(Protocol):
     """What the engine needs of a model runner."""
 
-    overlaps: bool  # whether launch returns before the step is done
+    overlaps: bool  # whether recorded graphs launch steps as a whole, while the device works on the last one
     eos_ids: frozenset[int]  # tokens that end an answer
 
-    def is_ready(self, step: Step) -> bool: ...
+    def has_graph(self, step: Step) -> bool: ...
     def launch(self, step: Step, batch_id: int) -> LaunchedStep: ...
     def collect(self, launched: Any) -> Sequence[Any]: ...
     def move(self, move: Move) -> None: ...
@@ -47,9 +47,9 @@ class Runner(Protocol):
 class Engine:
     """Turns submissions into steps and steps into outputs.
 
-    Where the device works by itself, the next step is launched before the tokens of the last one are handed out: what
-    it computes for an answer that they end is dropped. A step that may start the compiler is not launched before
-    finished tokens are out. `drain_events` gives the compile events since its last call.
+    A step that a recorded graph launches is launched before the tokens of the last one are handed out: what it computes
+    for an answer that they end is dropped. Any other launch takes milliseconds, or a compile: finished tokens leave
+    before it. `drain_events` gives the compile events since its last call.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Engine:
 
     @property
     def has_planned(self) -> bool:
-        """Whether a step waits until the results before it are out, since its launch may hold this process for long."""
+        """Whether a step waits until the results before it are out, since its launch may compile."""
         return self._planned is not None
 
     def turns(self) -> Iterator[list[StepOutput | CompileEvent]]:
@@ -106,7 +106,7 @@ class Engine:
         return not self._is_closed
 
     def submit(self, message: Submit) -> None:
-        job = Job(**{item.name: getattr(message, item.name) for item in fields(message)})
+        job = Job(**vars(message))
         if not job.ignore_eos:
             job.stop_ids = self.runner.eos_ids
         for start_ns, end_ns in self._stalls:
@@ -128,10 +128,10 @@ class Engine:
     def advance(self) -> tuple[list[StepOutput], list[CompileEvent]]:
         """Launch the next step, if there is one, take what arrived meanwhile, and hand out what is done.
 
-        A batch of texts is made when the device is free, unless it is full. What is done is handed out alone where the
-        launch may take long, and the next call launches. Returns outputs, oldest first, and compile events. A step that
-        cannot be launched fails its prompts, or without any its answers; one whose results do not come fails all its
-        requests.
+        A batch of texts is made when the device is free, unless it is full. What is done is handed out alone where no
+        graph launches the step, and the next call launches. Returns outputs, oldest first, and compile events. A step
+        that cannot be launched fails its prompts, or without any its answers; one whose results do not come fails all
+        its requests.
         """
         pending, self._pending = self._pending, None
         outputs = []
@@ -143,7 +143,7 @@ class Engine:
             outputs.append(StepOutput(emit_ns=now_ns(), finished=ended))
         step = _unfinished(self._planned) or self.scheduler.next_step(now_ns())
         self._planned = None
-        if (outputs or pending is not None) and (step is None or not self.runner.is_ready(step)):
+        if (outputs or pending is not None) and (step is None or not self.runner.has_graph(step)):
             if pending is not None:
                 outputs.append(self._hand_out(pending))
             self._planned = step

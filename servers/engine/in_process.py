@@ -67,7 +67,8 @@ def ask(runner: ModelRunner | EncoderRunner, requests: Sequence[Submit], *, slot
     events: list[CompileEvent] = []
     while waiting and not slots:
         engine.arrivals.put(waiting.popleft())
-    for turn, messages in enumerate(engine.turns()):
+    turn = 0
+    for messages in engine.turns():
         for message in messages:
             if isinstance(message, StepOutput):
                 outputs.append(message)
@@ -77,6 +78,7 @@ def ask(runner: ModelRunner | EncoderRunner, requests: Sequence[Submit], *, slot
             engine.arrivals.put(waiting.popleft())
         elif engine.idle and not waiting:
             break
+        turn += not engine.has_planned  # hand-out and launch are one turn
     tokens: dict[str, list[int]] = {request.request_id: [] for request in requests}
     for name, token in (pair for output in outputs for pair in output.tokens):
         tokens[name].append(token)

@@ -82,7 +82,8 @@ class DeviceStep(LaunchedStep):
 class StepRunner(ABC):
     """Owns the model and its compiled steps. Every method belongs to the device thread.
 
-    On a GPU (`overlaps`) the next step can be launched before the results of the last have come back.
+    With CUDA graphs (`overlaps`) the next step is launched before the results of the last have come back. Without them
+    a launch takes as long as most steps, which a second step in flight would add to the latency of the first.
     """
 
     device: torch.device
@@ -158,7 +159,8 @@ class StepRunner(ABC):
         policy = self.arm.compile
         self.model = load_model(self.arm.model)
         self.device = next(self.model.parameters()).device
-        self.overlaps = self.device.type == "cuda"
+        has_trees = policy.enabled and policy.mode in GRAPH_TREE_MODES
+        self.overlaps = self.device.type == "cuda" and (policy.capture or has_trees)
         self.vocab_size = int(self.model.config.get_text_config().vocab_size)
         if policy.join_projections:
             join_weights(self.model)
@@ -231,17 +233,10 @@ class StepRunner(ABC):
             return self.shapes.encode(len(tokens), max(tokens))
         return self.shapes.prefill(step.decoding_rows + sum(tokens))
 
-    def is_ready(self, step: Step) -> bool:
-        """Return whether `step` may be launched while finished results wait: it cannot start the compiler, and where it
-        reads texts, a recorded graph is launched as a whole."""
-        policy = self.arm.compile
-        if step.kind == "encode":
-            shape, has_trees = self.shape_of(step), policy.enabled and policy.mode in GRAPH_TREE_MODES
-            return shape in self._graphs or (has_trees and shape in self._seen)
-        if not policy.enabled or policy.strict:
-            return True
-        is_marked = policy.mark_dynamic and policy.warmup == "shapes"
-        return (is_marked and step.kind not in self._unpromised) or self.shape_of(step) in self._seen
+    def has_graph(self, step: Step) -> bool:
+        """Return whether a recorded CUDA graph launches `step` as a whole, fast and without the compiler."""
+        shape = self.shape_of(step)
+        return shape in self._graphs or (shape in self._seen and not self.arm.compile.capture)
 
     def launch(self, step: Step, batch_id: int) -> DeviceStep:
         """Start `step`; its jobs' rows are set. Errors of the device may show here or in `collect`."""

@@ -37,14 +37,14 @@ class ScriptedRunner:
     def __init__(self, *, overlaps: bool, eos: int) -> None:
         self.overlaps = overlaps
         self.eos_ids = frozenset([eos])
-        self.ready = True
+        self.graphs = True
         self.moves: list[Move] = []
         self.log: list[str] = []
         self.during: Callable[[], None] = lambda: None
         self.collecting: Callable[[], None] = lambda: None
 
-    def is_ready(self, step: Step) -> bool:
-        return self.ready
+    def has_graph(self, step: Step) -> bool:
+        return self.graphs
 
     def launch(self, step: Step, batch_id: int) -> ScriptedStep:
         self.log.append(f"launch {batch_id}")
@@ -192,7 +192,7 @@ def test_events_that_hold_up_no_step_are_reported_and_charged_to_no_request(kind
 
 def test_a_compile_is_not_charged_to_an_answer_that_ended_before_it() -> None:
     scripted = Scripted(overlaps=True, eos=10)
-    scripted.runner.ready = False
+    scripted.runner.graphs = False
     scripted.submit("stops", max_tokens=9, ignore_eos=False)
     scripted.submit("continues", max_tokens=2)
 
@@ -296,21 +296,21 @@ def test_an_end_of_sequence_token_stops_a_request_unless_it_is_ignored_and_later
     assert endings == {"stops": "stop", "continues": "length"}
 
 
-@pytest.mark.parametrize("ready", [True, False])
-def test_a_ready_step_is_launched_before_the_last_tokens_are_sent_and_another_one_after_them(ready: bool) -> None:
+@pytest.mark.parametrize("graphs", [True, False])
+def test_a_recorded_step_is_launched_before_the_last_tokens_are_sent_and_another_one_after_them(graphs: bool) -> None:
     scripted = Scripted(overlaps=True)
-    scripted.runner.ready = ready
+    scripted.runner.graphs = graphs
     scripted.submit("a", max_tokens=3)
-    outputs = [output for _ in range(4 if ready else 6) for output in scripted.logged()]
+    outputs = [output for _ in range(4 if graphs else 6) for output in scripted.logged()]
     assert [output.tokens for output in outputs] == [[("a", 10)], [("a", 11)], [("a", 12)]]
     ahead = ["launch 0", "launch 1", "collect 0", "out", "launch 2", "collect 1", "out", "collect 2", "out"]
     after = ["launch 0", "collect 0", "out", "launch 1", "collect 1", "out", "launch 2", "collect 2", "out"]
-    assert scripted.runner.log == (ahead if ready else after)
+    assert scripted.runner.log == (ahead if graphs else after)
 
 
 def test_a_request_that_is_cancelled_before_its_planned_step_is_launched_is_not_in_it() -> None:
     scripted = Scripted(overlaps=True)
-    scripted.runner.ready = False
+    scripted.runner.graphs = False
     scripted.submit("a", "b")
     assert [len(scripted.logged()) for _ in range(2)] == [0, 1]
     scripted.engine.release("a")

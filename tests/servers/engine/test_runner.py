@@ -337,11 +337,14 @@ def test_bad_quantisation_is_refused(
     refusal(quantise, model, ModelConfig(quantisation=quantisation), words=words)
 
 
-def test_a_step_whose_bounds_were_not_promised_may_compile_and_is_not_ready(recorder: CompileRecorder) -> None:
-    policy = CompileConfig(enabled=True, mark_dynamic=True, warmup="shapes", backend="eager")
-    runner = ModelRunner(ArmConfig(name="marked", model=PLAIN, engine=ENGINE, compile=policy), recorder)
-    runner.load()
-    step = filling_step(StepShape("decode", 2, 1, 9), runner.arm, runner.vocab_size)
-    assert runner.is_ready(step)
-    runner._unpromised.add("decode")
-    assert not runner.is_ready(step)
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_a_step_has_a_graph_if_one_was_captured_or_its_size_has_run_in_a_graph_tree(mode: str) -> None:
+    arm = arm_from("compiled-padded")
+    arm = arm.replace(compile=arm.compile.replace(capture=mode == "default", mode=mode))
+    runner = ModelRunner(arm, CompileRecorder())
+    step = filling_step(StepShape("decode", 2, 1, 9), arm, 100)
+    assert not runner.has_graph(step)
+    runner._seen.add(runner.shape_of(step))
+    assert runner.has_graph(step) is (mode == "reduce-overhead")
+    runner._graphs[runner.shape_of(step)] = None  # type: ignore[assignment]
+    assert runner.has_graph(step)
