@@ -290,7 +290,7 @@ def reference_vectors(model: nn.Module, pooling: Pooling, texts: Sequence[Sequen
     for number, text in enumerate(texts):
         ids = torch.tensor([list(text)], device=device)
         with NothingBelowFloat64():
-            (vector,) = step(ids, torch.ones_like(ids))
+            (vector,) = step(ids)
         rows.append(in_float64(vector[0]))
         _report("float64", number + 1, len(texts))
     return np.stack(rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
@@ -20,23 +21,26 @@ _NO_LENGTH = 0.5  # a vector shorter than this was not normalised: it is zero
 
 
 class EncodeStep(nn.Module):
-    """The served function: vectors of unit length [B, width] float32, from input_ids and mask [B, T], int64: 1 for a
-    text's own tokens, one at least, which stand first. `canary` counts the calls that began as plain Python."""
+    """The served function: vectors of unit length [B, width] float32, from ids [B, T], int64: the tokens of a text, one
+    at least, then -1. The model reads `padding` there. `canary` counts the calls that began as plain Python."""
 
-    def __init__(self, model: nn.Module, pooling: Pooling) -> None:
+    def __init__(self, model: nn.Module, pooling: Pooling, padding: int = 0) -> None:
         super().__init__()
         self.model = model
         self.pooling = pooling
+        self.padding = padding
         self.canary = EagerCanary()
 
-    def forward(self, input_ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor]:
+    def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor]:
         if not torch.compiler.is_compiling():
             self.canary.steps += 1
-        hidden = self.model(input_ids=input_ids, attention_mask=mask).last_hidden_state.float()
+        is_own = ids >= 0
+        output = self.model(input_ids=ids.where(is_own, self.padding), attention_mask=is_own.to(ids.dtype))
+        hidden = output.last_hidden_state.float()
         if self.pooling == "cls":
             vectors = hidden[:, 0]
         else:  # the mean without padding
-            own = mask[..., None].to(hidden.dtype)
+            own = is_own[..., None].to(hidden.dtype)
             vectors = (hidden * own).sum(dim=1) / own.sum(dim=1)
         return (nn.functional.normalize(vectors, dim=-1),)
 
@@ -47,7 +51,7 @@ class EncoderRunner(StepRunner):
             check_positions(self.arm.model, self.arm.engine, positions)
         # Models that count positions by their tokens know padding by its id.
         self._padding = int(getattr(self.model.config.get_text_config(), "pad_token_id", None) or 0)
-        step = EncodeStep(self.model, self.arm.model.pooling)
+        step = EncodeStep(self.model, self.arm.model.pooling, self._padding)
         self._canary = step.canary
         return {"encode": step}
 
@@ -64,18 +68,18 @@ class EncoderRunner(StepRunner):
         """Do nothing: a text is held by its one step alone."""
 
     def _inputs(self, step: Step, shape: StepShape) -> tuple[list[torch.Tensor], Tensors]:
-        ids = np.full((shape.batch, shape.length), self._padding)
-        mask = np.zeros_like(ids)
-        for row, job in enumerate(step.jobs):
-            ids[row, : len(job.prompt)] = job.prompt
-            mask[row, : len(job.prompt)] = 1
-        mask[len(step.jobs) :, 0] = 1  # attention over nothing is no number, so a padding row sees one token
-        return [self._tensor(ids), self._tensor(mask)], ()
+        texts = [job.prompt for job in step.jobs]
+        # attention over nothing is no number, so a padding row sees one token
+        texts += repeat([self._padding], shape.batch - len(texts))
+        ids = np.full((shape.batch, shape.length), -1)
+        lengths = np.array([len(text) for text in texts])
+        ids[np.arange(shape.length) < lengths[:, None]] = np.fromiter(chain.from_iterable(texts), np.int64)
+        return [self._tensor(ids)], ()
 
     def _varying(
         self, kind: Kind, varying: list[torch.Tensor], fixed: Tensors
     ) -> Iterable[tuple[torch.Tensor, int, tuple[int, int]]]:
         engine, low = self.arm.engine, max(2, self.arm.shapes.min_size)
-        for tensor in varying:
-            yield tensor, 0, (low, engine.slots)
-            yield tensor, 1, (low, engine.max_prompt_tokens)
+        (ids,) = varying
+        yield ids, 0, (low, engine.slots)
+        yield ids, 1, (low, engine.max_prompt_tokens)

@@ -391,10 +391,10 @@ def test_a_padded_arm_has_the_vectors_of_the_control_and_of_float64() -> None:
     assert outcome.control.findings[0].value > 1 - 1e-9  # type: ignore[operator]
 
 
-def changed_step(change: Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]) -> Callable[[EncoderRunner], None]:
+def changed_step(change: Callable[[Any, torch.Tensor], torch.Tensor]) -> Callable[[EncoderRunner], None]:
     def fault(runner: EncoderRunner) -> None:
         encode = runner._steps["encode"]
-        runner._steps["encode"] = lambda ids, mask: (change(encode, ids, mask),)
+        runner._steps["encode"] = lambda ids: (change(encode, ids),)
 
     return fault
 
@@ -406,9 +406,9 @@ def pool_the_first_token(runner: EncoderRunner) -> None:
 @pytest.mark.parametrize(
     ("arm", "fault"),
     [
-        (ENCODERS[1], changed_step(lambda encode, ids, mask: encode(ids, torch.ones_like(mask))[0])),
-        (ENCODERS[0], changed_step(lambda encode, ids, mask: encode(ids, mask)[0].flip(0))),
-        (ENCODERS[0], changed_step(lambda encode, ids, mask: encode(ids, mask)[0] * (ids.shape[0] < 4))),
+        (ENCODERS[1], changed_step(lambda encode, ids: encode(ids.clamp(min=0))[0])),
+        (ENCODERS[0], changed_step(lambda encode, ids: encode(ids)[0].flip(0))),
+        (ENCODERS[0], changed_step(lambda encode, ids: encode(ids)[0] * (ids.shape[0] < 4))),
         (ENCODERS[0], pool_the_first_token),
     ],
     ids=["no mask", "swapped rows", "no direction", "first token"],
