@@ -1,7 +1,7 @@
 """Compiled code that outlives its process: saved to a file, loaded from one, and refused where it does not belong.
 
 A file is a line that names the format, the SHA-256 of all that follows, one line of JSON that says what the code was
-compiled for, and the folder of the compile cache as a tar archive. Torch unpickles its files and runs its libraries:
+compiled for, and the folder of the compile cache as a zip archive. Torch unpickles its files and runs its libraries:
 trust an artifact like a program.
 """
 
@@ -11,8 +11,8 @@ import hashlib
 import io
 import json
 import platform
-import tarfile
 import tempfile
+import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -62,11 +62,11 @@ def save(path: str, arm: ArmConfig, device: str, graphs: int) -> None:
     """
     if not graphs:
         raise ConfigError(f'arm "{arm.name}" left no graph in the compile cache: switch it on, or compile something')
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1) as archive:
-        archive.add(
-            cache_dir(), arcname=".", filter=lambda item: None if item.name.endswith(("lock", "locks")) else item
-        )
+    packed, folder = io.BytesIO(), Path(cache_dir())
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED, compresslevel=1, strict_timestamps=False) as archive:
+        for file in _files(folder):
+            if file.suffix != ".lock":
+                archive.write(file, file.relative_to(folder))
     body = json.dumps(facts_of(arm, device)).encode() + b"\n" + packed.getvalue()
     Path(path).write_bytes(_FORMAT + hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
 
@@ -76,9 +76,9 @@ def load(arm: ArmConfig, device: str) -> Artifact:
     artifact, folder = read(arm, device), Path(cache_dir())
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as fresh:
-        with tarfile.open(fileobj=io.BytesIO(artifact.code)) as archive:
-            archive.extractall(fresh, filter="data")
-        for file in sorted(path for path in Path(fresh).rglob("*") if path.is_file()):
+        with zipfile.ZipFile(io.BytesIO(artifact.code)) as archive:
+            archive.extractall(fresh)
+        for file in _files(Path(fresh)):
             place = folder / file.relative_to(fresh)
             place.parent.mkdir(parents=True, exist_ok=True)
             file.replace(place)  # never written in place: a process ends when a library that it has loaded changes
@@ -128,6 +128,10 @@ def facts_of(arm: ArmConfig, device: str) -> dict[str, Any]:
     }
     settings = _flat("", arm.to_dict())
     return facts | {key: value for key, value in settings if key not in _FREE}
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def _instruction_set() -> str:
