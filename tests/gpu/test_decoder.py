@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-import subprocess
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -41,12 +38,12 @@ from tests.servers.engine.test_runner import (
     runner_for,
     serve,
 )
+from tests.servers.test_artifact import tailgate
 from tests.servers.test_config import arm_from
 
 __all__ = ["recorder"]
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
-ROOT = Path(__file__).resolve().parents[2]
 FLOAT32 = ModelConfig(device="cuda", dtype="float32")
 
 
@@ -78,6 +75,7 @@ def random_values(*shape: int, generator: torch.Generator) -> torch.Tensor:
 )
 def test_arms_decode_like_generate_and_are_quiet_after_warm_up(preset: str, recorder: CompileRecorder) -> None:
     runner = runner_for(arm_from(preset, model=FLOAT32, engine=ENGINE), recorder)
+    assert runner.overlaps is (preset in ("compiled-padded", "compiled-bucketed"))
     warm = {event.kind for event in recorder.drain()}
     assert_quiet_and_greedy(runner, recorder)
     if preset in ("compiled-padded", "compiled-bucketed"):
@@ -328,29 +326,16 @@ def test_a_graph_that_is_garbage_does_not_break_the_recording_of_another() -> No
     assert product.tolist() == [100_000.0] * 4
 
 
-SMALL_ARM = [
-    word
-    for setting in ("model.device=cuda", "engine.slots=2", "engine.max_prompt_tokens=64", "engine.max_new_tokens=16")
-    for word in ("--set", setting)
-]
-
-
-def output_of(*words: str) -> dict[str, Any]:
-    """Return the JSON that `tailgate` prints."""
-    command = [sys.executable, "-m", "tailgate.loadtests.commands.main", *words, "--json"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+SMALL_ARM = ("--set", "model.device=cuda", "--set", "engine.slots=2", "--set", "engine.max_prompt_tokens=64")
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("preset", ["compiled-bucketed", "compiled-padded", "compiled-dynamic"])
-def test_a_start_with_an_artifact_compiles_no_graph_anew(preset: str, tmp_path: Path) -> None:
-    """In a fresh process and an empty folder."""
+def test_a_fresh_process_with_an_artifact_compiles_no_graph_anew(preset: str, tmp_path: Path) -> None:
     arm = ("--arm", preset, *SMALL_ARM)
     path, fresh = tmp_path / "arm.compiled", tmp_path / "fresh"
-    assert output_of("precompile", *arm, "--out", str(path))["unkept"] == 0
-    found = output_of(
+    assert tailgate("precompile", *arm, "--out", str(path))["unkept"] == 0
+    found = tailgate(
         *("inspect", *arm, "--shapes", "prefill 32", "--cache-dir", str(fresh)),
         *("--set", f"compile.artifact={path}"),
     )
